@@ -1,0 +1,209 @@
+"""Put a conditioner behind the embedding layer of a backbone, and take it off again."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from .conditioner import TokenConditioner
+from .padding import valid_tokens
+
+
+def attach_conditioner(
+    backbone: nn.Module, conditioner: TokenConditioner, embed: str = 'patch_embed'
+) -> nn.Module:
+    """Condition what an embedding layer of a backbone returns.
+
+    The layer runs in IEEE fp32 or better, whatever autocast and the TF32 flags say,
+    and so does the conditioner; the tokens are then cast to the dtype that the layer
+    alone would have returned. Batch padding is found in the images and left out. The
+    backbone keeps its class, its parameters and its state-dict keys; the conditioner
+    becomes its child ``conditioner``.
+
+    Args:
+        backbone (nn.Module): Any backbone. It is changed in place.
+        conditioner (TokenConditioner): What to attach.
+        embed (str): Dotted name of the layer inside the backbone. The layer takes
+            images (B, C, H, W) and returns tokens (B, N, D) with their grid, as
+            ``(tokens, (rows, columns))``, or a map (B, D, rows, columns). Tokens
+            without a grid need ``pad_value=None``. Defaults to 'patch_embed'.
+
+    Returns:
+        nn.Module: The backbone.
+
+    Raises:
+        TypeError: If ``conditioner`` is not a TokenConditioner.
+        ValueError: If the backbone has no such layer, or a conditioner already.
+    """
+    if not isinstance(conditioner, TokenConditioner):
+        raise TypeError(
+            'conditioner must be a TokenConditioner, but got '
+            f'{type(conditioner).__name__}.'
+        )
+    name = type(backbone).__name__
+    if hasattr(backbone, 'conditioner'):
+        raise ValueError(
+            f'{name} has a conditioner already; call detach_conditioner first.'
+        )
+    layers = dict(backbone.named_modules())
+    if not embed or embed not in layers:
+        children = ', '.join(child for child, _ in backbone.named_children())
+        raise ValueError(f'{name} has no layer {embed!r}; its children: {children}.')
+    layer = layers[embed]
+    if 'forward' in vars(layer):
+        raise ValueError(
+            f'the forward of {embed!r} in {name} has been replaced on the instance; '
+            'attach the conditioner before whatever replaces it.'
+        )
+    layer.forward = ConditionedForward(layer, conditioner)
+    backbone.conditioner = conditioner
+    return backbone
+
+
+def detach_conditioner(backbone: nn.Module) -> nn.Module:
+    """Undo :func:`attach_conditioner`.
+
+    Args:
+        backbone (nn.Module): A backbone with a conditioner. It is changed in place.
+
+    Returns:
+        nn.Module: The backbone, as it was.
+
+    Raises:
+        ValueError: If no conditioner is attached.
+    """
+    for layer in backbone.modules():
+        if isinstance(vars(layer).get('forward'), ConditionedForward):
+            del layer.forward
+            del backbone.conditioner
+            return backbone
+    raise ValueError(f'{type(backbone).__name__} has no conditioner attached.')
+
+
+class ConditionedForward:
+    """Stands in for the forward of an embedding layer: embed, then condition.
+
+    An object and not a closure, so that the layer can be copied and pickled.
+
+    Args:
+        layer (nn.Module): The embedding layer.
+        conditioner (TokenConditioner): What its output passes through.
+    """
+
+    def __init__(self, layer: nn.Module, conditioner: TokenConditioner) -> None:
+        self.layer = layer
+        self.conditioner = conditioner
+        self._output_dtypes: dict[tuple, torch.dtype] = {}
+
+    def __call__(self, images: Tensor, *args, **kwargs):
+        """Embed images (B, C, H, W) and condition the tokens; see the class."""
+        if self.conditioner.strength == 0:
+            return _stock_forward(self.layer, images, *args, **kwargs)
+        device_type = images.device.type
+        dtype = self._stock_dtype(images, *args, **kwargs)
+        with torch.autocast(device_type, enabled=False), ieee_fp32():
+            output = self._embed(images, *args, **kwargs)
+        tokens, grid = _split(output)
+        valid = None
+        if self.conditioner.pad_value is not None:
+            if grid is None:
+                raise ValueError(
+                    f'{type(self.layer).__name__} returns tokens without their grid, '
+                    'so padding cannot be told from image; set pad_value=None in the '
+                    'conditioner to count every token.'
+                )
+            valid = valid_tokens(images, grid, self.conditioner.pad_value)
+        tokens = self.conditioner(tokens, valid)
+        return _join(output, tokens if dtype is None else tokens.to(dtype))
+
+    def _embed(self, images: Tensor, *args, **kwargs):
+        state = {
+            **dict(self.layer.named_parameters()),
+            **dict(self.layer.named_buffers()),
+        }
+        halves = {
+            f'layer.{name}': value.float()
+            for name, value in state.items()
+            if value.dtype in (torch.float16, torch.bfloat16)
+        }
+        images = images.to(torch.promote_types(images.dtype, torch.float32))
+        if halves:
+            return functional_call(_Stock(self.layer), halves, (images, *args), kwargs)
+        return _stock_forward(self.layer, images, *args, **kwargs)
+
+    def _stock_dtype(self, images: Tensor, *args, **kwargs) -> torch.dtype | None:
+        """Dtype that the layer alone returns here, None if it computes in fp32 anyway.
+
+        Found by running a copy of the layer, once for each setting.
+        """
+        weight = next(self.layer.parameters(), images)
+        autocast = torch.is_autocast_enabled(images.device.type)
+        if not autocast and weight.dtype not in (torch.float16, torch.bfloat16):
+            return None
+        key = (
+            images.device.type,
+            images.dtype,
+            weight.dtype,
+            autocast and torch.get_autocast_dtype(images.device.type),
+        )
+        if key not in self._output_dtypes:
+            layer = deepcopy(self.layer).eval()
+            with torch.no_grad():
+                output = _stock_forward(layer, images[:1], *args, **kwargs)
+            self._output_dtypes[key] = _split(output)[0].dtype
+        return self._output_dtypes[key]
+
+
+class _Stock(nn.Module):
+    """Runs a layer's own forward, past the one that stands in for it."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *args, **kwargs):
+        return _stock_forward(self.layer, *args, **kwargs)
+
+
+def _stock_forward(layer: nn.Module, *args, **kwargs):
+    return type(layer).forward(layer, *args, **kwargs)
+
+
+def _split(output) -> tuple[Tensor, tuple[int, int] | None]:
+    """Tokens (B, N, D) and their grid, if known, from what an embedding returns."""
+    if isinstance(output, tuple | list):
+        return output[0], tuple(int(side) for side in output[1])
+    if output.dim() == 4:
+        return output.flatten(2).mT, tuple(output.shape[2:])
+    return output, None
+
+
+def _join(output, tokens: Tensor):
+    """What the embedding returned, with its tokens replaced."""
+    if isinstance(output, tuple | list):
+        return type(output)((tokens, *output[1:]))
+    if output.dim() == 4:
+        return tokens.mT.reshape(output.shape)
+    return tokens
+
+
+@contextmanager
+def ieee_fp32() -> Iterator[None]:
+    """Turn TF32 off, which cuDNN allows by default, and restore it on leaving."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    if hasattr(cudnn, 'conv'):
+        switches = [(cudnn.conv, 'fp32_precision', 'ieee')]
+        switches.append((matmul, 'fp32_precision', 'ieee'))
+    else:
+        switches = [(cudnn, 'allow_tf32', False), (matmul, 'allow_tf32', False)]
+    before = [getattr(owner, name) for owner, name, _ in switches]
+    try:
+        for owner, name, value in switches:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for (owner, name, _), value in zip(switches, before, strict=True):
+            setattr(owner, name, value)

@@ -1,0 +1,194 @@
+"""TokenConditioner: X + C with a bounded condition number."""
+
+import numbers
+
+import torch
+from torch import Tensor, nn
+
+from .polar import GRAM_RTOL, SOLVERS, InverseRoot
+from .spectrum import check_tokens, default_rtol, normalise
+
+GRADS = ('detach', 'precondition', 'full')
+
+
+class TokenConditioner(nn.Module):
+    """Adds to each image's token matrix X the correction C that conditions it.
+
+    With X = U S V^T (N tokens, D channels) and alpha = 1 / (kappa - 1),
+
+        C = alpha * s_1 * U f(S) V^T,    f(s) = s / sqrt(s^2 + (floor * s_1)^2).
+
+    ``kappa=2, floor=0`` is the construction behind Theorem 4.4 of Saratchandran and
+    Lucey, arXiv 2505.12789: every singular value of X + C lies in [s_1, 2 s_1]. The
+    general ``kappa`` and the noise ``floor`` are this project's additions: without a
+    floor the directions that hold only noise are lifted to full strength too.
+
+    There are no parameters and no state-dict keys. C is computed per image, in
+    float64, over valid tokens, and on the numerical range of X only. An image that
+    holds inf or nan passes through unchanged, and so does one whose correction does
+    not fit the tokens' dtype.
+
+    Args:
+        kappa (float): Target condition number (dimensionless), > 1. With ``floor=0``
+            an upper bound on kappa(X + C); with a floor, directions of at least
+            floor * s_1 obey (1 + alpha) / (floor + alpha / sqrt(2)). Defaults to 2.0.
+        solver (str): 'svd' (reference), 'eigh' (the Gram matrix of the shorter side,
+            in float64) or 'auto'. 'auto' is 'svd' for fp64 tokens, whose range
+            reaches below what a Gram matrix resolves, and 'eigh' for all others: on
+            CPU it took 0.1 to 0.3 of the time of 'svd' for N x D from 4200 x 768 to
+            66800 x 96. Defaults to 'auto'.
+        floor (float): Noise floor in [0, 1], a fraction of s_1 (dimensionless).
+            Defaults to 0.0.
+        rtol (float, optional): Singular values of at most rtol * s_1 are outside the
+            numerical range, and not amplified. Matters where ``floor <= rtol``; a
+            larger floor has faded them out. Defaults to None, which is 4 eps of the
+            compute dtype: 4.8e-7 up to fp32.
+        grad (str): What is constant for the gradient: 'detach' C, 'precondition' the
+            D x D matrix P of X + C = X P, 'full' nothing. Defaults to 'detach'.
+        rescale (bool): Scale X + C back to the Frobenius norm of X over the valid
+            tokens; the factor is a constant for the gradient unless ``grad='full'``.
+            Defaults to False.
+        pad_value (float | Sequence[float], optional): Pixel value of batch padding
+            after normalisation, one for all channels or one per channel. Read by
+            :func:`attach_conditioner`. None counts every token. Defaults to 0.0.
+
+    Attributes:
+        strength (float): Factor on C in [0, 1]; 0 is the identity. Not in checkpoints.
+
+    Raises:
+        TypeError: If an argument has a wrong type.
+        ValueError: If an argument is out of its range or an unknown name.
+    """
+
+    def __init__(
+        self,
+        kappa: float = 2.0,
+        solver: str = 'auto',
+        floor: float = 0.0,
+        rtol: float | None = None,
+        grad: str = 'detach',
+        rescale: bool = False,
+        pad_value: float | tuple[float, ...] | None = 0.0,
+    ) -> None:
+        super().__init__()
+        _check_number('kappa', kappa)
+        _check_number('floor', floor)
+        if not 1 < kappa < float('inf'):
+            raise ValueError(f'kappa must be a finite number > 1, but got {kappa}.')
+        if not 0 <= floor <= 1:
+            raise ValueError(f'floor must lie in [0, 1], but got {floor}.')
+        _check_choice('solver', solver, ('auto', *SOLVERS))
+        _check_choice('grad', grad, GRADS)
+        if not isinstance(rescale, bool):
+            raise TypeError(f'rescale must be True or False, but got {rescale!r}.')
+        if rtol is not None:
+            _check_number('rtol', rtol)
+            if not 0 < rtol < 1:
+                raise ValueError(f'rtol must lie in (0, 1), but got {rtol}.')
+            if solver == 'eigh' and rtol < GRAM_RTOL:
+                raise ValueError(
+                    f"rtol={rtol} is below the {GRAM_RTOL:.1e} that solver='eigh' "
+                    "resolves; use solver='svd' or a larger rtol."
+                )
+        self.kappa = float(kappa)
+        self.solver = solver
+        self.floor = float(floor)
+        self.rtol = rtol
+        self.grad = grad
+        self.rescale = rescale
+        self.pad_value = _check_pad_value(pad_value)
+        self.strength = 1.0
+
+    def extra_repr(self) -> str:
+        """Return the arguments, as ``repr`` and the start-up log line show them."""
+        return (
+            f'kappa={self.kappa:g}, floor={self.floor:g}, solver={self.solver}, '
+            f'grad={self.grad}, rescale={self.rescale}, pad_value={self.pad_value}, '
+            f'strength={self.strength:g}'
+        )
+
+    def forward(self, tokens: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Return X + C.
+
+        Args:
+            tokens (Tensor): Token matrices. Has shape (B, N, D).
+            valid (Tensor, optional): Tokens that hold image, boolean. Has shape
+                (B, N). Defaults to None, which counts all.
+
+        Returns:
+            Tensor: Conditioned tokens (B, N, D) in the dtype of ``tokens``; invalid
+            tokens are unchanged.
+
+        Raises:
+            TypeError: If tokens are not floating point, or ``valid`` is not boolean.
+            ValueError: If a shape is wrong.
+        """
+        check_tokens(tokens, valid)
+        if self.strength == 0 or tokens.numel() == 0:
+            return tokens
+        with torch.autocast(tokens.device.type, enabled=False):
+            return self._condition(tokens, valid)
+
+    def _condition(self, tokens: Tensor, valid: Tensor | None) -> Tensor:
+        finite = tokens.detach().isfinite().flatten(1).all(1)
+        counted = finite[:, None, None].expand_as(tokens[..., :1])
+        if valid is not None:
+            counted = counted & valid.unsqueeze(-1)
+        rows = torch.where(counted, tokens.double(), 0)
+        summed = rows + self._correction(rows, tokens.dtype)
+        if self.rescale:
+            summed = self._rescale(summed, rows)
+        summed = summed.to(tokens.dtype)
+        fits = summed.detach().isfinite().flatten(1).all(1)
+        return torch.where(counted & fits[:, None, None], summed, tokens)
+
+    def _correction(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """C of the float64 rows (B, N, D), with the gradient that ``grad`` gives it."""
+        rows, scale = normalise(rows)
+        if self.grad == 'detach':
+            rows = rows.detach()
+        root_rows = rows if self.grad == 'full' else rows.detach()
+        solver = self.solver
+        if solver == 'auto':
+            solver = 'svd' if dtype == torch.float64 else 'eigh'
+        rtol = default_rtol(dtype) if self.rtol is None else self.rtol
+        if solver == 'eigh':
+            rtol = max(rtol, GRAM_RTOL)
+        # P is D x D; C is the same from either side, and cheaper from the shorter.
+        wide = rows.shape[1] < rows.shape[2] and self.grad != 'precondition'
+        root, top = InverseRoot.apply(
+            root_rows.mT if wide else root_rows, solver, self.floor, rtol
+        )
+        factor = root @ rows if wide else rows @ root
+        alpha = self.strength / (self.kappa - 1)
+        return alpha * scale * top[:, None, None] * factor
+
+    def _rescale(self, summed: Tensor, rows: Tensor) -> Tensor:
+        before, after = (
+            torch.linalg.vector_norm(matrix, dim=(1, 2), keepdim=True)
+            for matrix in (rows, summed)
+        )
+        ratio = torch.where(after > 0, before / torch.where(after > 0, after, 1), 1)
+        return summed * (ratio if self.grad == 'full' else ratio.detach())
+
+
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f'{name} must be a number, but got {value!r}.')
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in choices:
+        known = ', '.join(map(repr, choices))
+        raise ValueError(f'{name} must be one of {known}, but got {value!r}.')
+
+
+def _check_pad_value(value):
+    if value is None:
+        return None
+    if isinstance(value, list | tuple):
+        for channel in value:
+            _check_number('pad_value', channel)
+        return tuple(float(channel) for channel in value)
+    _check_number('pad_value', value)
+    return float(value)

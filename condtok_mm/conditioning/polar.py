@@ -1,0 +1,118 @@
+"""The polar factor of token matrices on their numerical range.
+
+For rows X = U S V^T the product X R with R = V h(S) V^T is the polar factor
+U V^T of X when h(s) = 1 / s. With a noise floor rho, h(s) = 1 / sqrt(s^2 + (rho
+s_1)^2), and directions well below rho s_1 fade out. The first is the construction
+of Saratchandran and Lucey (arXiv 2505.12789), the floor is this project's addition.
+
+The largest singular value and R are computed in float64: a Gram matrix squares the
+condition number, and an fp32 one loses every direction below 3e-4 of the largest.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+GRAM_RTOL = 4 * torch.finfo(torch.float32).eps
+"""Smallest ratio s / s_1 (dimensionless) that a float64 Gram matrix resolves well."""
+
+
+def svd_spectrum(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Singular values and right singular vectors from an SVD, the reference.
+
+    Args:
+        rows (Tensor): Matrices in float64. Has shape (B, M, K).
+
+    Returns:
+        tuple[Tensor, Tensor]: Singular values (B, K) and, in columns, an orthonormal
+        basis (B, K, K).
+    """
+    count, width = rows.shape[-2:]
+    _, values, basis = _factorise(
+        lambda matrix: torch.linalg.svd(matrix, full_matrices=count < width), rows
+    )
+    missing = width - values.shape[-1]
+    return torch.nn.functional.pad(values, (0, missing)), basis.mT
+
+
+def eigh_spectrum(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Singular values and right singular vectors from the Gram matrix.
+
+    Args:
+        rows (Tensor): Matrices in float64. Has shape (B, M, K).
+
+    Returns:
+        tuple[Tensor, Tensor]: Singular values (B, K) and, in columns, an orthonormal
+        basis (B, K, K). Values below ``GRAM_RTOL`` of the largest are rounding noise.
+    """
+    eigenvalues, basis = _factorise(torch.linalg.eigh, rows.mT @ rows)
+    return eigenvalues.clamp_min(0).sqrt(), basis
+
+
+SOLVERS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+    'svd': svd_spectrum,
+    'eigh': eigh_spectrum,
+}
+
+
+class InverseRoot(torch.autograd.Function):
+    """R = V h(S) V^T and s_1 of a batch of matrices, differentiable everywhere.
+
+    The derivative is the Daleckii-Krein formula with the divided differences of h
+    written without a subtraction, so that repeated and vanishing singular values,
+    where the derivative of an SVD does not exist, give finite gradients.
+
+    Apply as ``InverseRoot.apply(rows, solver, floor, rtol)``:
+
+    * rows (Tensor): Matrices in float64. Has shape (B, M, K).
+    * solver (str): Key of ``SOLVERS``.
+    * floor (float): Noise floor rho, a fraction of s_1 (dimensionless).
+    * rtol (float): With ``floor <= rtol``, singular values of at most rtol * s_1
+      are outside the numerical range and h is zero there. A larger floor has
+      already faded them out.
+
+    Returns the tuple R (B, K, K), s_1 (B,).
+    """
+
+    @staticmethod
+    def forward(ctx, rows, solver, floor, rtol):
+        """Compute R and s_1; arguments and result as in the class docstring."""
+        values, basis = SOLVERS[solver](rows)
+        top = values.amax(-1, keepdim=True)
+        kept = values > rtol * top if floor <= rtol else (top > 0).expand_as(values)
+        roots = (values.square() + (floor * top).square()).sqrt()
+        gains = torch.where(kept, 1 / torch.where(kept, roots, 1), 0)
+        ctx.save_for_backward(rows, values, basis, gains)
+        ctx.floor = floor
+        return (basis * gains.unsqueeze(-2)) @ basis.mT, top.squeeze(-1)
+
+    @staticmethod
+    def backward(ctx, grad_root, grad_top):
+        """Gradient for the rows; the other arguments are constants."""
+        rows, values, basis, gains = ctx.saved_tensors
+        inner = basis.mT @ ((grad_root + grad_root.mT) / 2) @ basis
+        inner = inner * _divided_differences(gains)
+        top, index = values.max(-1)
+        grad_top_squared = ctx.floor**2 * inner.diagonal(dim1=-2, dim2=-1).sum(-1)
+        grad_top_squared += torch.where(top > 0, grad_top / (2 * top), 0)
+        peak = torch.nn.functional.one_hot(index, values.shape[-1])
+        inner = inner + torch.diag_embed(peak * grad_top_squared.unsqueeze(-1))
+        return 2 * rows @ (basis @ inner @ basis.mT), None, None, None
+
+
+def _divided_differences(gains: Tensor) -> Tensor:
+    """(h_i - h_j) / (s_i^2 - s_j^2) for h = 1 / sqrt(s^2 + c), and 0 off the range."""
+    rows, columns = gains.unsqueeze(-1), gains.unsqueeze(-2)
+    total = rows + columns
+    inside = (rows > 0) & (columns > 0)
+    both = -(rows * columns).square() / torch.where(inside, total, 1)
+    return torch.where(inside, both, total**3)
+
+
+def _factorise(factorise: Callable, matrix: Tensor) -> tuple[Tensor, ...]:
+    """Factorise on the matrix's device, and on the CPU if the device fails."""
+    try:
+        return tuple(factorise(matrix))
+    except torch.linalg.LinAlgError:
+        return tuple(part.to(matrix.device) for part in factorise(matrix.cpu()))

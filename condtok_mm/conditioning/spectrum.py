@@ -1,0 +1,106 @@
+"""Numerical rank and condition number of token matrices."""
+
+import torch
+from torch import Tensor
+
+from .polar import GRAM_RTOL, SOLVERS
+
+
+def check_tokens(tokens: Tensor, valid: Tensor | None) -> None:
+    """Raise unless ``tokens`` and ``valid`` are what this package works on.
+
+    Args:
+        tokens (Tensor): Token matrices. Has shape (B, N, D).
+        valid (Tensor | None): Which tokens count. Has shape (B, N).
+
+    Raises:
+        TypeError: If tokens are not floating point, or ``valid`` is not boolean.
+        ValueError: If the shapes are not as above.
+    """
+    if not torch.is_tensor(tokens) or not tokens.is_floating_point():
+        kind = tokens.dtype if torch.is_tensor(tokens) else type(tokens).__name__
+        raise TypeError(f'tokens must be a floating point tensor, but got {kind}.')
+    if tokens.dim() != 3:
+        shape = tuple(tokens.shape)
+        raise ValueError(f'tokens must have shape (B, N, D), but got {shape}.')
+    if valid is None:
+        return
+    if not torch.is_tensor(valid) or valid.dtype != torch.bool:
+        kind = valid.dtype if torch.is_tensor(valid) else type(valid).__name__
+        raise TypeError(f'valid must be a boolean tensor, but got {kind}.')
+    if valid.shape != tokens.shape[:2]:
+        raise ValueError(
+            f'valid must have shape (B, N) = {tuple(tokens.shape[:2])} as the tokens '
+            f'do, but got {tuple(valid.shape)}.'
+        )
+
+
+def default_rtol(dtype: torch.dtype) -> float:
+    """Numerical range of tokens, 4 eps of the dtype that they are computed in.
+
+    Args:
+        dtype (torch.dtype): The tokens' dtype. Half precisions are computed in fp32.
+
+    Returns:
+        float: Ratio to the largest singular value (dimensionless): 4.8e-7 up to
+        fp32, 8.9e-16 in fp64.
+    """
+    return 4 * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+
+
+def condition_number(
+    tokens: Tensor, valid: Tensor | None = None, rtol: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Condition number and rank of each token matrix over its numerical range.
+
+    kappa = s_1 / s_r with s_r the smallest singular value above ``rtol * s_1``, and r
+    the number of those: the condition number of arXiv 2505.12789, restricted to the
+    directions that hold more than rounding noise.
+
+    Args:
+        tokens (Tensor): Token matrices. Has shape (B, N, D).
+        valid (Tensor, optional): Tokens that count, boolean. Has shape (B, N).
+            Defaults to None, which counts all.
+        rtol (float, optional): Numerical range as a fraction of s_1 (dimensionless).
+            Defaults to None, which is 4 eps of the tokens' dtype, fp32 at least.
+
+    Returns:
+        tuple[Tensor, Tensor]: kappa (B,), dimensionless, in the tokens' dtype (fp32
+        at least), and the rank (B,), an integer. Zero tokens give (1, 0), tokens that
+        hold inf or nan (nan, 0).
+
+    Raises:
+        TypeError: If tokens are not floating point, or ``valid`` is not boolean.
+        ValueError: If a shape is wrong.
+    """
+    check_tokens(tokens, valid)
+    rtol = default_rtol(tokens.dtype) if rtol is None else rtol
+    rows = tokens.detach().double()
+    if valid is not None:
+        rows = torch.where(valid.unsqueeze(-1), rows, 0)
+    finite = rows.isfinite().flatten(1).all(1)
+    rows, _ = normalise(torch.where(finite[:, None, None], rows, 0))
+    rows = rows if rows.shape[1] >= rows.shape[2] else rows.mT
+    values, _ = SOLVERS['eigh' if rtol >= GRAM_RTOL else 'svd'](rows)
+    top = values.amax(-1, keepdim=True)
+    inside = values > rtol * top
+    smallest = torch.where(inside, values, torch.inf).amin(-1)
+    rank = inside.sum(-1)
+    kappa = torch.where(rank > 0, top.squeeze(-1) / smallest, 1)
+    kappa = torch.where(finite, kappa, torch.nan)
+    return kappa.to(torch.promote_types(tokens.dtype, torch.float32)), rank
+
+
+def normalise(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Divide each matrix by its largest entry, so that no square over- or underflows.
+
+    Args:
+        rows (Tensor): Finite matrices. Has shape (B, M, K).
+
+    Returns:
+        tuple[Tensor, Tensor]: The matrices, and what they were divided by (B, 1, 1),
+        a constant for the gradient; zero matrices are divided by 1.
+    """
+    scale = rows.detach().abs().amax((-2, -1), keepdim=True)
+    scale = torch.where(scale > 0, scale, 1)
+    return rows / scale, scale

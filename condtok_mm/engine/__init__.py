@@ -1,0 +1,5 @@
+"""Optimizer constructors."""
+
+from .optimizers import LayerDecayOptimWrapperConstructor
+
+__all__ = ['LayerDecayOptimWrapperConstructor']

@@ -1,0 +1,5 @@
+"""Optimizer constructors."""
+
+from .layer_decay import LayerDecayOptimWrapperConstructor
+
+__all__ = ['LayerDecayOptimWrapperConstructor']

@@ -1,0 +1,434 @@
+"""The plain vision transformer for detection, with conditioned tokens."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from mmcv.cnn import build_norm_layer
+from mmcv.cnn.bricks import DropPath
+from mmcv.cnn.bricks.transformer import FFN, PatchEmbed
+from mmengine.model import BaseModule, ModuleList
+from mmengine.model.weight_init import constant_init, trunc_normal_, trunc_normal_init
+from mmengine.utils import to_2tuple
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ...conditioning import TokenConditioner
+from ...registry import register
+from .install import install_conditioner
+from .positions import (
+    fit_absolute_positions,
+    fit_relative_positions,
+    relative_positions,
+    resize_absolute_positions,
+)
+
+ARCHS = {
+    'tiny': dict(embed_dims=192, num_layers=12, num_heads=3),
+    'small': dict(embed_dims=384, num_layers=12, num_heads=6),
+    'base': dict(embed_dims=768, num_layers=12, num_heads=12),
+    'large': dict(embed_dims=1024, num_layers=24, num_heads=16),
+}
+ARCH_KEYS = (
+    'embed_dims',
+    'num_layers',
+    'num_heads',
+    'feedforward_channels',
+    'global_attn_indexes',
+)
+
+
+class Attention(BaseModule):
+    """Multi-head self-attention over a map of tokens.
+
+    Decomposed relative positions (ViTDet, after MViTv2) are linear in the query. They
+    ride on extra channels of query and key, so that no N x N bias is made.
+
+    Args:
+        embed_dims (int): Channels D.
+        num_heads (int): Heads.
+        qkv_bias (bool): Bias on query, key and value. Defaults to True.
+        rel_pos_hw (tuple[int, int], optional): Rows and columns that the relative
+            position tables are made for. Defaults to None, which makes none.
+    """
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        qkv_bias: bool = True,
+        rel_pos_hw: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        head_dims = embed_dims // num_heads
+        self.scale = head_dims**-0.5
+        self.qkv = nn.Linear(embed_dims, 3 * embed_dims, bias=qkv_bias)
+        self.proj = nn.Linear(embed_dims, embed_dims)
+        self.use_rel_pos = rel_pos_hw is not None
+        if self.use_rel_pos:
+            rows, columns = rel_pos_hw
+            self.rel_pos_h = nn.Parameter(torch.zeros(2 * rows - 1, head_dims))
+            self.rel_pos_w = nn.Parameter(torch.zeros(2 * columns - 1, head_dims))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend.
+
+        Args:
+            x (Tensor): Token map. Has shape (B, H, W, D).
+
+        Returns:
+            Tensor: Token map (B, H, W, D).
+        """
+        batch, height, width, _ = x.shape
+        qkv = self.qkv(x).view(batch, height * width, 3, self.num_heads, -1)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        scale = self.scale
+        if self.use_rel_pos:
+            query, key = self._add_positions(query, key, (height, width))
+            scale = 1.0
+        x = F.scaled_dot_product_attention(query, key, value, scale=scale)
+        return self.proj(x.transpose(1, 2).reshape(batch, height, width, -1))
+
+    def _add_positions(
+        self, query: Tensor, key: Tensor, hw: tuple[int, int]
+    ) -> tuple[Tensor, Tensor]:
+        """Append the bias of each key row and column, and which one each key is in."""
+        height, width = hw
+        rows = relative_positions(self.rel_pos_h, height).to(query.dtype)
+        columns = relative_positions(self.rel_pos_w, width).to(query.dtype)
+        grid = query.unflatten(2, hw)
+        bias_h = torch.einsum('bnhwc,hkc->bnhwk', grid, rows).flatten(2, 3)
+        bias_w = torch.einsum('bnhwc,wkc->bnhwk', grid, columns).flatten(2, 3)
+        eye_h = torch.eye(height, dtype=key.dtype, device=key.device)
+        eye_w = torch.eye(width, dtype=key.dtype, device=key.device)
+        in_row = eye_h.repeat_interleave(width, 0).expand(*key.shape[:3], -1)
+        in_column = eye_w.repeat(height, 1).expand(*key.shape[:3], -1)
+        query = torch.cat((query * self.scale, bias_h, bias_w), dim=-1)
+        return query, torch.cat((key, in_row, in_column), dim=-1)
+
+    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
+        if self.use_rel_pos:
+            for name in ('rel_pos_h', 'rel_pos_w'):
+                fit_relative_positions(state_dict, prefix + name, getattr(self, name))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class Block(BaseModule):
+    """Transformer block with attention in windows or over the whole map.
+
+    Args:
+        embed_dims (int): Channels D.
+        num_heads (int): Heads.
+        feedforward_channels (int): Hidden channels of the feed-forward network.
+        window_size (int): Side of a window in tokens; 0 attends over the whole map.
+        drop_rate (float): Dropout of the feed-forward network. Defaults to 0.0.
+        drop_path_rate (float): Stochastic depth of both branches. Defaults to 0.0.
+        qkv_bias (bool): Bias on query, key and value. Defaults to True.
+        act_cfg (dict): Activation. Defaults to ``dict(type='GELU')``.
+        norm_cfg (dict): Norm layer. Defaults to ``dict(type='LN', eps=1e-6)``.
+        rel_pos_hw (tuple[int, int], optional): See :class:`Attention`.
+    """
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        feedforward_channels: int,
+        window_size: int,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        qkv_bias: bool = True,
+        act_cfg: dict = dict(type='GELU'),
+        norm_cfg: dict = dict(type='LN', eps=1e-6),
+        rel_pos_hw: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__()
+        self.window_size = window_size
+        self.ln1 = build_norm_layer(norm_cfg, embed_dims)[1]
+        self.attn = Attention(embed_dims, num_heads, qkv_bias, rel_pos_hw)
+        self.drop_path = DropPath(drop_path_rate)
+        self.ln2 = build_norm_layer(norm_cfg, embed_dims)[1]
+        self.ffn = FFN(
+            embed_dims=embed_dims,
+            feedforward_channels=feedforward_channels,
+            ffn_drop=drop_rate,
+            dropout_layer=dict(type='DropPath', drop_prob=drop_path_rate),
+            act_cfg=act_cfg,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform a token map.
+
+        Args:
+            x (Tensor): Token map. Has shape (B, H, W, D).
+
+        Returns:
+            Tensor: Token map (B, H, W, D).
+        """
+        attended = self.ln1(x)
+        if self.window_size:
+            attended = self._attend_in_windows(attended)
+        else:
+            attended = self.attn(attended)
+        x = x + self.drop_path(attended)
+        return self.ffn(self.ln2(x), identity=x)
+
+    def _attend_in_windows(self, x: Tensor) -> Tensor:
+        """Attend within windows; the map is padded with zeros to whole windows."""
+        batch, height, width, channels = x.shape
+        size = self.window_size
+        x = F.pad(x, (0, 0, 0, -width % size, 0, -height % size))
+        rows, columns = x.shape[1] // size, x.shape[2] // size
+        x = x.view(batch, rows, size, columns, size, channels).transpose(2, 3)
+        x = self.attn(x.reshape(-1, size, size, channels))
+        x = x.view(batch, rows, columns, size, size, channels).transpose(2, 3)
+        x = x.reshape(batch, rows * size, columns * size, channels)
+        return x[:, :height, :width]
+
+
+@register('MODELS')
+class CondTokViT(BaseModule):
+    """Plain vision transformer for detection whose embedded tokens are conditioned.
+
+    After ViTDet (Li et al., arXiv 2203.16527): attention in windows, but for a few
+    blocks over the whole map. Any image size; parameters are named as in mmpretrain's
+    ``VisionTransformer`` and ``ViTSAM``, whose checkpoints load.
+
+    Args:
+        arch (str | dict): 'tiny', 'small', 'base' or 'large', or a dict of
+            embed_dims, num_layers, num_heads, and optionally feedforward_channels
+            (four times embed_dims) and global_attn_indexes (the last block of each
+            quarter). Defaults to 'base'.
+        img_size (int | tuple[int, int]): Image size that the position embedding and
+            the relative positions of global blocks are made for, in pixels. Other
+            sizes are interpolated. Defaults to 224.
+        patch_size (int): Patch size in pixels. Defaults to 16.
+        in_channels (int): Image channels. Defaults to 3.
+        out_indices (int | Sequence[int]): Blocks whose output is returned, negative
+            ones from the end. Defaults to -1.
+        drop_rate (float): Dropout rate. Defaults to 0.0.
+        drop_path_rate (float): Stochastic depth of the last block; it grows linearly
+            from 0 at the first. Defaults to 0.0.
+        qkv_bias (bool): Bias on query, key and value. Defaults to True.
+        use_abs_pos (bool): Add an absolute position embedding. Defaults to True.
+        use_rel_pos (bool): Add decomposed relative positions. Defaults to False.
+        window_size (int): Side of an attention window in tokens. Defaults to 14.
+        act_cfg (dict): Activation. Defaults to ``dict(type='GELU')``.
+        norm_cfg (dict): Norm layer. Defaults to ``dict(type='LN', eps=1e-6)``.
+        with_cp (bool): Recompute the blocks in the backward pass, to save memory.
+            Defaults to False.
+        frozen_stages (int): -1 freezes nothing, 0 the embeddings, k the first k
+            blocks too. Defaults to -1.
+        conditioner (dict | TokenConditioner, optional): Arguments of
+            :class:`condtok_mm.conditioning.TokenConditioner`. Defaults to None, which
+            leaves the tokens as they are.
+        init_cfg (dict, optional): Initialisation. Defaults to None.
+
+    Raises:
+        TypeError: If an argument of the conditioner has a wrong type or name.
+        ValueError: If an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        arch: str | dict = 'base',
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int = 16,
+        in_channels: int = 3,
+        out_indices: int | Sequence[int] = -1,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        qkv_bias: bool = True,
+        use_abs_pos: bool = True,
+        use_rel_pos: bool = False,
+        window_size: int = 14,
+        act_cfg: dict = dict(type='GELU'),
+        norm_cfg: dict = dict(type='LN', eps=1e-6),
+        with_cp: bool = False,
+        frozen_stages: int = -1,
+        conditioner: dict | TokenConditioner | None = None,
+        init_cfg: dict | None = None,
+    ) -> None:
+        super().__init__(init_cfg)
+        arch = _arch_settings(arch)
+        self.embed_dims = arch['embed_dims']
+        self.num_layers = arch['num_layers']
+        self.with_cp = with_cp
+        if not -1 <= frozen_stages <= self.num_layers:
+            raise ValueError(
+                f'frozen_stages must lie in [-1, {self.num_layers}], but got '
+                f'{frozen_stages}.'
+            )
+        self.frozen_stages = frozen_stages
+        self.out_indices = _out_indices(out_indices, self.num_layers)
+
+        self.patch_embed = PatchEmbed(
+            in_channels=in_channels,
+            embed_dims=self.embed_dims,
+            kernel_size=patch_size,
+            stride=patch_size,
+        )
+        grid = tuple(side // patch_size for side in to_2tuple(img_size))
+        if 0 in grid:
+            raise ValueError(
+                f'img_size={img_size} is smaller than patch_size={patch_size}.'
+            )
+        self.pos_embed = None
+        if use_abs_pos:
+            self.pos_embed = nn.Parameter(torch.zeros(1, *grid, self.embed_dims))
+        self.drop_after_pos = nn.Dropout(drop_rate)
+
+        rates = torch.linspace(0, drop_path_rate, self.num_layers).tolist()
+        self.layers = ModuleList()
+        for index, rate in enumerate(rates):
+            size = 0 if index in arch['global_attn_indexes'] else window_size
+            self.layers.append(
+                Block(
+                    embed_dims=self.embed_dims,
+                    num_heads=arch['num_heads'],
+                    feedforward_channels=arch['feedforward_channels'],
+                    window_size=size,
+                    drop_rate=drop_rate,
+                    drop_path_rate=rate,
+                    qkv_bias=qkv_bias,
+                    act_cfg=act_cfg,
+                    norm_cfg=norm_cfg,
+                    rel_pos_hw=((size, size) if size else grid)
+                    if use_rel_pos
+                    else None,
+                )
+            )
+        self._freeze_stages()
+        install_conditioner(self, conditioner)
+
+    def init_weights(self) -> None:
+        """Initialise as ViTDet does, or from ``init_cfg`` where there is one."""
+        if self.init_cfg:
+            super().init_weights()
+            return
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                trunc_normal_init(module, std=0.02)
+            elif isinstance(module, nn.LayerNorm):
+                constant_init(module, 1.0)
+        if self.pos_embed is not None:
+            trunc_normal_(self.pos_embed, std=0.02)
+
+    def train(self, mode: bool = True) -> 'CondTokViT':
+        """Set training mode, frozen stages excepted.
+
+        Args:
+            mode (bool): Training (True) or evaluation. Defaults to True.
+
+        Returns:
+            CondTokViT: The module.
+        """
+        super().train(mode)
+        self._freeze_stages()
+        return self
+
+    def _freeze_stages(self) -> None:
+        if self.frozen_stages < 0:
+            return
+        if self.pos_embed is not None:
+            self.pos_embed.requires_grad_(False)
+        frozen = self.layers[: self.frozen_stages]
+        for module in (self.patch_embed, self.drop_after_pos, *frozen):
+            module.eval()
+            module.requires_grad_(False)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Extract features.
+
+        Args:
+            images (Tensor): Normalised images. Has shape (B, C, H, W).
+
+        Returns:
+            tuple[Tensor, ...]: For each of ``out_indices`` a map (B, D, H / patch_size,
+            W / patch_size), sides rounded up.
+        """
+        x, grid = self.patch_embed(images)
+        x = x.unflatten(1, grid)
+        if self.pos_embed is not None:
+            x = x + resize_absolute_positions(self.pos_embed, grid).to(x.dtype)
+        x = self.drop_after_pos(x)
+        outs = []
+        for index, layer in enumerate(self.layers):
+            if self.with_cp and x.requires_grad:
+                x = checkpoint(layer, x, use_reentrant=False)
+            else:
+                x = layer(x)
+            if index in self.out_indices:
+                outs.append(x.permute(0, 3, 1, 2).contiguous())
+        return tuple(outs)
+
+    def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
+        """Depth of a parameter, for layer-wise learning-rate decay.
+
+        Args:
+            param_name (str): Name of the parameter.
+            prefix (str): What the names of the backbone's parameters begin with.
+                Defaults to ''.
+
+        Returns:
+            tuple[int, int]: The depth, 0 for the embeddings, and the number of depths;
+            what is outside the backbone has the last one.
+        """
+        num_depths = self.num_layers + 2
+        name = param_name.removeprefix(prefix)
+        if param_name.startswith(prefix):
+            if name.startswith(('patch_embed.', 'pos_embed')):
+                return 0, num_depths
+            if name.startswith('layers.'):
+                return int(name.split('.')[1]) + 1, num_depths
+        return num_depths - 1, num_depths
+
+    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
+        state_dict.pop(prefix + 'cls_token', None)
+        if self.pos_embed is not None:
+            fit_absolute_positions(state_dict, prefix + 'pos_embed', self.pos_embed)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _arch_settings(arch: str | dict) -> dict:
+    if isinstance(arch, str):
+        if arch not in ARCHS:
+            raise ValueError(
+                f'arch must be one of {", ".join(ARCHS)} or a dict, but got {arch!r}.'
+            )
+        arch = ARCHS[arch]
+    unknown = set(arch) - set(ARCH_KEYS)
+    missing = set(ARCH_KEYS[:3]) - set(arch)
+    if unknown or missing:
+        raise ValueError(
+            f'arch lacks {sorted(missing)} and has the unknown {sorted(unknown)}; its '
+            f'keys are {", ".join(ARCH_KEYS)}, the last two optional.'
+        )
+    depth = arch['num_layers']
+    quarter = max(depth // 4, 1)
+    arch = dict(
+        feedforward_channels=4 * arch['embed_dims'],
+        global_attn_indexes=tuple(range(quarter - 1, depth, quarter)),
+    ) | dict(arch)
+    if arch['embed_dims'] % arch['num_heads']:
+        raise ValueError(
+            f'embed_dims={arch["embed_dims"]} is not a multiple of '
+            f'num_heads={arch["num_heads"]}.'
+        )
+    outside = [i for i in arch['global_attn_indexes'] if not 0 <= i < depth]
+    if outside:
+        raise ValueError(
+            f'global_attn_indexes must lie in [0, {depth - 1}], but got {outside}.'
+        )
+    return arch
+
+
+def _out_indices(indices: int | Sequence[int], depth: int) -> tuple[int, ...]:
+    indices = (indices,) if isinstance(indices, int) else tuple(indices)
+    outside = [index for index in indices if not -depth <= index < depth]
+    if outside:
+        raise ValueError(
+            f'out_indices must lie in [{-depth}, {depth - 1}], but got {outside}.'
+        )
+    return tuple(index % depth for index in indices)

@@ -1,0 +1,5 @@
+"""Necks."""
+
+from .simple_fpn import SimpleFPN
+
+__all__ = ['SimpleFPN']
