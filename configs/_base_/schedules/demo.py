@@ -1,0 +1,32 @@
+max_epochs = 8
+train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=max_epochs, val_interval=8)
+val_cfg = dict(type='ValLoop')
+test_cfg = dict(type='TestLoop')
+
+param_scheduler = [
+    dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=50),
+    dict(
+        type='MultiStepLR',
+        begin=0,
+        end=max_epochs,
+        by_epoch=True,
+        milestones=[6],
+        gamma=0.1,
+    ),
+]
+
+optim_wrapper = dict(
+    type='OptimWrapper',
+    optimizer=dict(type='AdamW', lr=0.001, betas=(0.9, 0.999), weight_decay=0.05),
+    paramwise_cfg=dict(
+        custom_keys={
+            'pos_embed': dict(decay_mult=0.0),
+            'relative_position_bias_table': dict(decay_mult=0.0),
+            'norm': dict(decay_mult=0.0),
+        }
+    ),
+    clip_grad=dict(max_norm=1.0),
+)
+
+# base_batch_size = (1 process) x (4 samples per process)
+auto_scale_lr = dict(enable=False, base_batch_size=4)

@@ -1,0 +1,19 @@
+_base_ = [
+    '../_base_/models/mask-rcnn_demo.py',
+    '../_base_/datasets/shapes_instance.py',
+    '../_base_/schedules/demo.py',
+    '../_base_/demo_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        _delete_=True,
+        type='SwinTransformer',
+        embed_dims=48,
+        depths=(2, 2, 2, 2),
+        num_heads=(2, 4, 8, 16),
+        window_size=7,
+        drop_path_rate=0.0,
+    ),
+    neck=dict(in_channels=[48, 96, 192, 384]),
+)
