@@ -1,6 +1,5 @@
 """Which tokens hold image and which hold batch padding."""
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -56,8 +55,13 @@ def valid_tokens(
     content = ~(difference.abs() <= PAD_ATOL).all(1)
     used_height = _last_true(content.any(2))
     used_width = _last_true(content.any(1))
-    valid_rows = _starts(height, rows, images.device) < used_height.unsqueeze(1)
-    valid_columns = _starts(width, columns, images.device) < used_width.unsqueeze(1)
+    steps = _stride((height, width), grid_hw)
+    valid_rows, valid_columns = (
+        torch.arange(tokens, device=images.device) * step < used.unsqueeze(1)
+        for tokens, step, used in zip(
+            grid_hw, steps, (used_height, used_width), strict=True
+        )
+    )
     return (valid_rows.unsqueeze(2) & valid_columns.unsqueeze(1)).flatten(1)
 
 
@@ -67,14 +71,22 @@ def _last_true(flags: Tensor) -> Tensor:
     return torch.where(flags, positions, 0).amax(1)
 
 
-def _starts(pixels: int, tokens: int, device: torch.device) -> Tensor:
-    """First pixel of each token along one axis."""
-    return torch.arange(tokens, device=device) * _stride(pixels, tokens)
+def _stride(size: tuple[int, int], grid: tuple[int, int]) -> tuple[float, float]:
+    """Patch strides along both axes, from the pixels and the tokens that cover them.
 
-
-def _stride(pixels: int, tokens: int) -> float:
-    """Patch stride that covers ``pixels`` with ``tokens``, whole where one exists."""
-    for stride in (pixels // tokens, math.ceil(pixels / tokens)):
-        if tokens in (pixels // stride, math.ceil(pixels / stride)):
-            return stride
-    return pixels / tokens
+    Embeddings round the grid up or down, so that more than one square stride can
+    fit; then the one with the most factors of two is meant. Where none fits, the
+    patches are not square.
+    """
+    lowest = max(1, size[0] // (grid[0] + 1))
+    highest = -(-size[0] // max(1, grid[0] - 1))
+    fits = [
+        step
+        for step in range(lowest, highest + 1)
+        if all(pixels // step == n for pixels, n in zip(size, grid, strict=True))
+        or all(-(-pixels // step) == n for pixels, n in zip(size, grid, strict=True))
+    ]
+    if fits:
+        step = max(fits, key=lambda step: (step & -step, step))
+        return step, step
+    return size[0] / grid[0], size[1] / grid[1]

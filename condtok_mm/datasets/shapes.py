@@ -39,7 +39,7 @@ CATEGORIES = tuple(_OUTLINES)
 _SPLITS = ('train', 'val')
 _GENERATOR = 'condtok_mm.datasets.shapes'
 # Raise it with every change to what is drawn, so that older sets are not kept.
-_GENERATOR_VERSION = 1
+_GENERATOR_VERSION = 2
 
 _MIN_AREA = 24
 _MIN_IOU = 0.9
@@ -82,7 +82,7 @@ def draw_image(
     if rng.random() >= _EMPTY_SHARE:
         if rng.random() < _CROWD_SHARE:
             instances.append(_draw_crowd(rng, image))
-        for _ in range(rng.integers(2, 10)):
+        for _ in range(rng.integers(2, 7)):
             _draw_object(rng, image, instances, largest=0.32 * image_size)
     image += rng.normal(0, rng.uniform(2, 7), image.shape)
     return image.clip(0, 255).round().astype(np.uint8), instances
@@ -334,7 +334,7 @@ def _draw_object(
     """Draw one shape over the others, unless it would hide too much of one of them."""
     height, width = image.shape[:2]
     category_id = int(rng.integers(len(CATEGORIES))) + 1
-    radius = np.exp(rng.uniform(np.log(8), np.log(largest)))
+    radius = np.exp(rng.uniform(np.log(12), np.log(largest)))
     place = rng.uniform(0.6 * radius, np.array([width, height]) - 0.6 * radius)
     cover = _cover(rng, image.shape, category_id, place, radius)
     mask = cover >= 128
@@ -376,7 +376,7 @@ def _paint(
     patch, weight = image[box], cover[box][..., None] / 255
     behind = (weight * patch).sum(axis=(0, 1)) / weight.sum()
     colour = rng.uniform(20, 235, size=3)
-    while np.linalg.norm(colour - behind) < 90:
+    while np.linalg.norm(colour - behind) < 110:
         colour = rng.uniform(20, 235, size=3)
     pattern = _stripes(rng, height, width, period)
     if rng.random() < 0.5:

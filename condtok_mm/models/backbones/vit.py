@@ -279,9 +279,8 @@ class CondTokViT(BaseModule):
             self.pos_embed = nn.Parameter(torch.zeros(1, *grid, self.embed_dims))
         self.drop_after_pos = nn.Dropout(drop_rate)
 
-        rates = torch.linspace(0, drop_path_rate, self.num_layers).tolist()
         self.layers = ModuleList()
-        for index, rate in enumerate(rates):
+        for index in range(self.num_layers):
             size = 0 if index in arch['global_attn_indexes'] else window_size
             self.layers.append(
                 Block(
@@ -290,7 +289,7 @@ class CondTokViT(BaseModule):
                     feedforward_channels=arch['feedforward_channels'],
                     window_size=size,
                     drop_rate=drop_rate,
-                    drop_path_rate=rate,
+                    drop_path_rate=drop_path_rate * index / max(self.num_layers - 1, 1),
                     qkv_bias=qkv_bias,
                     act_cfg=act_cfg,
                     norm_cfg=norm_cfg,

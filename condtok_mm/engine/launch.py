@@ -1,0 +1,83 @@
+"""Run mmdet's own train and test scripts, with condtok_mm registered first."""
+
+import argparse
+import runpy
+import sys
+from pathlib import Path
+
+import mmdet
+from mmengine.config import Config, DictAction
+
+OVERWRITE = '--overwrite'
+
+
+def run_train() -> None:
+    """Run mmdet's ``tools/train.py`` with the arguments of this process.
+
+    A work directory that holds a run already is refused, unless the run is resumed or
+    ``--overwrite`` is given.
+
+    Raises:
+        SystemExit: If the run would overwrite another one.
+    """
+    args = _parse('config', '--work-dir', '--resume')
+    if not args.overwrite and args.resume is None:
+        config = Path(args.config)
+        cfg = Config.fromfile(config)
+        cfg.merge_from_dict(args.cfg_options or {})
+        folder = args.work_dir or cfg.get('work_dir') or f'work_dirs/{config.stem}'
+        marker = Path(folder) / 'last_checkpoint'
+        if marker.is_file():
+            sys.exit(
+                f'{folder} holds a run already ({Path(marker.read_text()).name}). Go '
+                f'on with it by --resume, give another --work-dir, or {OVERWRITE} it.'
+            )
+    _run_mmdet_tool('train.py')
+
+
+def run_test() -> None:
+    """Run mmdet's ``tools/test.py`` with the arguments of this process.
+
+    Raises:
+        SystemExit: If ``--out`` names a file that exists and ``--overwrite`` is not
+            given, or the checkpoint does not exist.
+    """
+    args = _parse('config', 'checkpoint', '--out')
+    local = '://' not in args.checkpoint
+    if local and not Path(args.checkpoint).is_file():
+        sys.exit(f'checkpoint {args.checkpoint} does not exist.')
+    if args.out and Path(args.out).exists() and not args.overwrite:
+        sys.exit(f'{args.out} exists already; name another --out, or {OVERWRITE} it.')
+    _run_mmdet_tool('test.py')
+
+
+def _parse(*names: str) -> argparse.Namespace:
+    """Read the named arguments, and take ``--overwrite`` out of ``sys.argv``."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in names:
+        if name == '--resume':
+            parser.add_argument(name, nargs='?', const='auto')
+        else:
+            parser.add_argument(name)
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction)
+    parser.add_argument(OVERWRITE, action='store_true')
+    if {'-h', '--help'} & set(sys.argv):
+        print(f'Flag beside mmdet\'s own: {OVERWRITE}, replace an earlier run.\n')
+        return argparse.Namespace(overwrite=True, checkpoint='://', out=None)
+    args, _ = parser.parse_known_args()
+    sys.argv = [word for word in sys.argv if word != OVERWRITE]
+    if not Path(args.config).is_file():
+        sys.exit(f'config {args.config} does not exist.')
+    return args
+
+
+def _run_mmdet_tool(name: str) -> None:
+    package = Path(mmdet.__file__).parent
+    for tools in (package / '.mim' / 'tools', package.parent / 'tools'):
+        if (tools / name).is_file():
+            runpy.run_path(str(tools / name), run_name='__main__')
+            return
+    sys.exit(
+        f'mmdet in {package} has no tools/{name} beside it; install mmdet from a wheel '
+        'or from a source checkout.'
+    )

@@ -1,0 +1,1 @@
+_base_ = 'mmdet::swin/mask-rcnn_swin-s-p4-w7_fpn_amp-ms-crop-3x_coco.py'

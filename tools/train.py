@@ -1,0 +1,6 @@
+"""Train a detector; arguments as for mmdet's ``tools/train.py``, and ``--overwrite``."""
+
+from condtok_mm.engine.launch import run_train
+
+if __name__ == '__main__':
+    run_train()
