@@ -1,4 +1,4 @@
-"""Test a detector; arguments as for mmdet's ``tools/test.py``, and ``--overwrite``."""
+"""Test a detector. Arguments as for mmdet's ``tools/test.py``, and --overwrite."""
 
 from condtok_mm.engine.launch import run_test
 

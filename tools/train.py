@@ -1,4 +1,4 @@
-"""Train a detector; arguments as for mmdet's ``tools/train.py``, and ``--overwrite``."""
+"""Train a detector. Arguments as for mmdet's ``tools/train.py``, and --overwrite."""
 
 from condtok_mm.engine.launch import run_train
 

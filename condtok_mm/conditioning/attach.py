@@ -75,11 +75,27 @@ def detach_conditioner(backbone: nn.Module) -> nn.Module:
     Raises:
         ValueError: If no conditioner is attached.
     """
+    layer = conditioned_layer(backbone)
+    del layer.forward
+    del backbone.conditioner
+    return backbone
+
+
+def conditioned_layer(backbone: nn.Module) -> nn.Module:
+    """Find the layer that a conditioner sits behind.
+
+    Args:
+        backbone (nn.Module): A backbone with a conditioner.
+
+    Returns:
+        nn.Module: The embedding layer.
+
+    Raises:
+        ValueError: If no conditioner is attached.
+    """
     for layer in backbone.modules():
         if isinstance(vars(layer).get('forward'), ConditionedForward):
-            del layer.forward
-            del backbone.conditioner
-            return backbone
+            return layer
     raise ValueError(f'{type(backbone).__name__} has no conditioner attached.')
 
 

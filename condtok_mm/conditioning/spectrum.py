@@ -48,6 +48,40 @@ def default_rtol(dtype: torch.dtype) -> float:
     return 4 * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
 
 
+def singular_values(
+    tokens: Tensor, valid: Tensor | None = None, rtol: float | None = None
+) -> Tensor:
+    """Singular values of each token matrix.
+
+    Args:
+        tokens (Tensor): Token matrices. Has shape (B, N, D).
+        valid (Tensor, optional): Tokens that count, boolean. Has shape (B, N).
+            Defaults to None, which counts all.
+        rtol (float, optional): Smallest ratio to the largest value (dimensionless)
+            that must be right. Defaults to None, which is 4 eps of the tokens' dtype,
+            fp32 at least.
+
+    Returns:
+        Tensor: Values in float64, in the unit of the tokens and descending. Has shape
+        (B, min(N, D)). Tokens that hold inf or nan give nan.
+
+    Raises:
+        TypeError: If tokens are not floating point, or ``valid`` is not boolean.
+        ValueError: If a shape is wrong.
+    """
+    check_tokens(tokens, valid)
+    rtol = default_rtol(tokens.dtype) if rtol is None else rtol
+    rows = tokens.detach().double()
+    if valid is not None:
+        rows = torch.where(valid.unsqueeze(-1), rows, 0)
+    finite = rows.isfinite().flatten(1).all(1)[:, None, None]
+    rows, scale = normalise(torch.where(finite, rows, 0))
+    rows = rows if rows.shape[1] >= rows.shape[2] else rows.mT
+    values, _ = SOLVERS['eigh' if rtol >= GRAM_RTOL else 'svd'](rows)
+    values = values.sort(descending=True).values * scale.squeeze(-1)
+    return torch.where(finite.squeeze(-1), values, torch.nan)
+
+
 def condition_number(
     tokens: Tensor, valid: Tensor | None = None, rtol: float | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -73,21 +107,14 @@ def condition_number(
         TypeError: If tokens are not floating point, or ``valid`` is not boolean.
         ValueError: If a shape is wrong.
     """
-    check_tokens(tokens, valid)
+    values = singular_values(tokens, valid, rtol)
     rtol = default_rtol(tokens.dtype) if rtol is None else rtol
-    rows = tokens.detach().double()
-    if valid is not None:
-        rows = torch.where(valid.unsqueeze(-1), rows, 0)
-    finite = rows.isfinite().flatten(1).all(1)
-    rows, _ = normalise(torch.where(finite[:, None, None], rows, 0))
-    rows = rows if rows.shape[1] >= rows.shape[2] else rows.mT
-    values, _ = SOLVERS['eigh' if rtol >= GRAM_RTOL else 'svd'](rows)
-    top = values.amax(-1, keepdim=True)
+    top = values[:, :1]
     inside = values > rtol * top
-    smallest = torch.where(inside, values, torch.inf).amin(-1)
     rank = inside.sum(-1)
+    smallest = torch.where(inside, values, torch.inf).amin(-1)
     kappa = torch.where(rank > 0, top.squeeze(-1) / smallest, 1)
-    kappa = torch.where(finite, kappa, torch.nan)
+    kappa = torch.where(top.squeeze(-1).isnan(), torch.nan, kappa)
     return kappa.to(torch.promote_types(tokens.dtype, torch.float32)), rank
 
 

@@ -62,7 +62,7 @@ def _parse(*names: str) -> argparse.Namespace:
     parser.add_argument('--cfg-options', nargs='+', action=DictAction)
     parser.add_argument(OVERWRITE, action='store_true')
     if {'-h', '--help'} & set(sys.argv):
-        print(f'Flag beside mmdet\'s own: {OVERWRITE}, replace an earlier run.\n')
+        print(f"Flag beside mmdet's own: {OVERWRITE}, replace an earlier run.\n")
         return argparse.Namespace(overwrite=True, checkpoint='://', out=None)
     args, _ = parser.parse_known_args()
     sys.argv = [word for word in sys.argv if word != OVERWRITE]

@@ -1,0 +1,129 @@
+"""Condition number of embedded tokens, before and after the correction."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..conditioning import condition_number, valid_tokens
+from ..conditioning.attach import conditioned_layer
+from ..conditioning.spectrum import singular_values
+
+
+@dataclass
+class TokenReport:
+    """Tokens of one image.
+
+    Attributes:
+        name (str): The image.
+        num_tokens (int): Tokens N that hold image.
+        channels (int): Channels D.
+        rank (int): Numerical rank r of X.
+        kappa_before (float): s_1 / s_r of X (dimensionless).
+        kappa_after (float): s_1 / s_r of X + C, with the r of X (dimensionless).
+        kappa_above_floor (float): The same over the directions of X of at least
+            floor * s_1 (dimensionless).
+        growth (float): Frobenius norm of X + C over that of X (dimensionless).
+        values_before (list[float]): Singular values of X, descending.
+        values_after (list[float]): Singular values of X + C, descending.
+    """
+
+    name: str
+    num_tokens: int
+    channels: int
+    rank: int
+    kappa_before: float
+    kappa_after: float
+    kappa_above_floor: float
+    growth: float
+    values_before: list[float] = field(repr=False)
+    values_after: list[float] = field(repr=False)
+
+
+@torch.no_grad()
+def measure_tokens(backbone: nn.Module, image: Tensor, name: str = '') -> TokenReport:
+    """Measure the embedded tokens of one image in a conditioned backbone.
+
+    Args:
+        backbone (nn.Module): A backbone with a conditioner.
+        image (Tensor): Normalised image. Has shape (1, C, H, W).
+        name (str): What to call it. Defaults to ''.
+
+    Returns:
+        TokenReport: The report.
+
+    Raises:
+        ValueError: If the backbone has no conditioner.
+    """
+    layer = conditioned_layer(backbone)
+    conditioner = backbone.conditioner
+    strength = conditioner.strength
+    after, grid = layer(image)
+    try:
+        conditioner.strength = 0.0
+        before, _ = layer(image)
+    finally:
+        conditioner.strength = strength
+    valid = None
+    if conditioner.pad_value is not None:
+        valid = valid_tokens(image, grid, conditioner.pad_value)
+    kappa, rank = (out[0] for out in condition_number(before, valid, conditioner.rtol))
+    values_before = singular_values(before, valid)[0]
+    values_after = singular_values(after, valid)[0]
+    above = (values_before >= conditioner.floor * values_before[0])[: rank.item()].sum()
+    return TokenReport(
+        name=name,
+        num_tokens=before.shape[1] if valid is None else int(valid.sum()),
+        channels=before.shape[2],
+        rank=rank.item(),
+        kappa_before=kappa.item(),
+        kappa_after=(values_after[0] / values_after[rank - 1]).item(),
+        kappa_above_floor=(values_after[0] / values_after[above - 1]).item(),
+        growth=(values_after.norm() / values_before.norm()).item(),
+        values_before=values_before.tolist(),
+        values_after=values_after.tolist(),
+    )
+
+
+def plot_tokens(reports: Sequence[TokenReport], path: str | Path) -> None:
+    """Plot the singular values of all reports, relative to the largest.
+
+    Args:
+        reports (Sequence[TokenReport]): What to plot.
+        path (str | Path): Where to write the picture.
+    """
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    figure = Figure(figsize=(7, 4.5), layout='constrained')
+    axes = figure.subplots()
+    for index, report in enumerate(reports):
+        for values, color, label in (
+            (report.values_before, 'tab:gray', 'X, as embedded'),
+            (report.values_after, 'tab:blue', 'X + C, conditioned'),
+        ):
+            relative = [max(value / values[0], 1e-12) for value in values]
+            axes.semilogy(
+                range(1, len(values) + 1),
+                relative,
+                color=color,
+                alpha=0.6,
+                label=label if index == 0 else None,
+            )
+    axes.axvline(reports[0].rank, color='black', linestyle=':', linewidth=1)
+    axes.annotate(
+        f'rank {reports[0].rank}',
+        (reports[0].rank, 1),
+        xytext=(-4, -4),
+        textcoords='offset points',
+        ha='right',
+        va='top',
+    )
+    axes.set(
+        xlabel='direction',
+        ylabel='singular value / largest',
+        title=f'Embedded tokens of {len(reports)} images',
+    )
+    axes.legend(loc='lower left')
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,116 @@
+"""Condition number of a model's embedded tokens, before and after the correction."""
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from mmcv.transforms import Compose
+from mmdet.apis import init_detector
+from mmdet.registry import DATASETS
+from mmdet.utils import get_test_pipeline_cfg, register_all_modules
+from mmengine.config import Config, DictAction
+from mmengine.utils import scandir
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from condtok_mm.analysis import measure_tokens, plot_tokens
+
+SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff')
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config', help='config with a conditioned backbone')
+    parser.add_argument('checkpoint', nargs='?', help='weights; random without')
+    parser.add_argument(
+        '--images', nargs='+', help='images or folders; the test set without'
+    )
+    parser.add_argument('--max-images', type=int, default=8)
+    parser.add_argument('--out-dir', default='work_dirs/token_conditioning')
+    parser.add_argument('--device', default='cpu')
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    register_all_modules()
+    cfg = Config.fromfile(args.config)
+    cfg.merge_from_dict(args.cfg_options or {})
+    paths = find_images(args.images, cfg)[: args.max_images]
+    if not paths:
+        sys.exit(f'no image found in {args.images or cfg.test_dataloader.dataset}.')
+    model = init_detector(cfg, args.checkpoint, palette='random', device=args.device)
+    pipeline = Compose(
+        [
+            step
+            for step in get_test_pipeline_cfg(cfg)
+            if not step['type'].endswith('LoadAnnotations')
+        ]
+    )
+    try:
+        reports = [
+            measure_tokens(model.backbone, load(model, pipeline, path), path.name)
+            for path in track(paths, description='tokens')
+        ]
+    except ValueError as error:
+        sys.exit(f'{args.config}: {error} Use one of the condtok configs.')
+    out_dir = Path(args.out_dir) / time.strftime('%Y%m%d_%H%M%S')
+    out_dir.mkdir(parents=True)
+    plot_tokens(reports, out_dir / 'singular_values.png')
+    (out_dir / 'tokens.json').write_text(json.dumps([asdict(r) for r in reports]))
+    Console().print(make_table(reports, model.backbone.conditioner.extra_repr()))
+    print(f'written: {out_dir}/tokens.json, {out_dir}/singular_values.png')
+
+
+def find_images(names: list[str] | None, cfg: Config) -> list[Path]:
+    if names is None:
+        dataset = DATASETS.build(cfg.test_dataloader.dataset)
+        return [
+            Path(dataset.get_data_info(index)['img_path'])
+            for index in range(len(dataset))
+        ]
+    paths = []
+    for path in map(Path, names):
+        if path.is_dir():
+            found = scandir(path, SUFFIXES, recursive=True, case_sensitive=False)
+            paths += sorted(path / name for name in found)
+        elif path.is_file():
+            paths.append(path)
+        else:
+            sys.exit(f'image {path} does not exist.')
+    return paths
+
+
+def load(model, pipeline: Compose, path: Path):
+    data = pipeline(dict(img_path=str(path), img_id=0))
+    batch = dict(inputs=[data['inputs']], data_samples=[data['data_samples']])
+    return model.data_preprocessor(batch, training=False)['inputs']
+
+
+def make_table(reports, title: str) -> Table:
+    table = Table(title=title)
+    table.add_column('image')
+    names = ('N', 'D', 'rank', 'kappa(X)', 'kappa(X + C)', 'above floor', 'norm grows')
+    for name in names:
+        table.add_column(name, justify='right')
+    for report in reports:
+        table.add_row(
+            report.name,
+            str(report.num_tokens),
+            str(report.channels),
+            str(report.rank),
+            f'{report.kappa_before:.3g}',
+            f'{report.kappa_after:.3g}',
+            f'{report.kappa_above_floor:.3g}',
+            f'{report.growth:.2f} x',
+        )
+    return table
+
+
+if __name__ == '__main__':
+    main()

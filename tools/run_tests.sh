@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Set up what the tests need, then run them. Arguments go to pytest.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+python=$(bash "$root/tools/setup_env.sh")
+if ! "$python" -c 'import pytest, hypothesis, ruff' 2>/dev/null; then
+    "$python" -m pip install -q pytest hypothesis ruff
+fi
+cd "$root"
+exec "$python" -m pytest "$@"
