@@ -48,7 +48,9 @@ run() {
 }
 
 hint() {
-    if grep -qiE 'no space left' "$log"; then
+    if grep -qiE 'ensurepip is not available' "$log"; then
+        say "setup: python's venv is missing (Debian: apt-get install python3-venv)."
+    elif grep -qiE 'no space left' "$log"; then
         say "setup: the disk is full; torch and the build need about 12 GB."
     elif grep -qiE 'temporary failure in name|connection|timed out|no matching dist' "$log"; then
         say "setup: a package could not be fetched; is the network there, and PyPI reached?"
@@ -90,8 +92,7 @@ free_gb=$(df -Pk "$root" | awk 'NR == 2 {print int($4 / 1048576)}')
 [ "$free_gb" -ge 12 ] || [ -x "$python" ] ||
     fail "$free_gb GB are free where 12 GB are needed for torch and the build."
 if [ ! -x "$python" ]; then
-    run "make .venv" "$base" -m venv "$root/.venv" ||
-        fail "python's venv is missing (Debian: apt-get install python3-venv)."
+    run "make .venv" "$base" -m venv "$root/.venv"
 fi
 
 run "install pip and setuptools" "$python" -m pip install -U pip wheel ninja packaging \
@@ -106,7 +107,7 @@ if "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; th
         say "setup: WARNING: torch uses CUDA $cuda and nvcc is ${compiler:-missing}: mmcv would be"
         say "  built without GPU operators, and training on the GPU would fail. Install the CUDA"
         say "  $cuda toolkit, or take a prebuilt wheel where there is one for this torch:"
-        say "  $python -m pip install -U openmim && $python -m mim install '$(requirement onedl-mmcv)'"
+        say "  $python -m pip install -U onedl-mim && $python -m mim install '$(requirement onedl-mmcv)'"
         export FORCE_CUDA=0
     fi
 fi

@@ -82,8 +82,8 @@ def draw_image(
     if rng.random() >= _EMPTY_SHARE:
         if rng.random() < _CROWD_SHARE:
             instances.append(_draw_crowd(rng, image))
-        for _ in range(rng.integers(2, 7)):
-            _draw_object(rng, image, instances, largest=0.32 * image_size)
+        for _ in range(rng.integers(3, 8)):
+            _draw_object(rng, image, instances, 0.07 * image_size, 0.26 * image_size)
     image += rng.normal(0, rng.uniform(2, 7), image.shape)
     return image.clip(0, 255).round().astype(np.uint8), instances
 
@@ -329,12 +329,13 @@ def _draw_object(
     rng: np.random.Generator,
     image: np.ndarray,
     instances: list[Instance],
+    smallest: float,
     largest: float,
 ) -> None:
     """Draw one shape over the others, unless it would hide too much of one of them."""
     height, width = image.shape[:2]
     category_id = int(rng.integers(len(CATEGORIES))) + 1
-    radius = np.exp(rng.uniform(np.log(12), np.log(largest)))
+    radius = np.exp(rng.uniform(np.log(smallest), np.log(largest)))
     place = rng.uniform(0.6 * radius, np.array([width, height]) - 0.6 * radius)
     cover = _cover(rng, image.shape, category_id, place, radius)
     mask = cover >= 128

@@ -1,0 +1,172 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from condtok_mm.conditioning import (
+    TokenConditioner,
+    attach_conditioner,
+    condition_number,
+    detach_conditioner,
+    valid_tokens,
+)
+from condtok_mm.conditioning.attach import ieee_fp32
+
+from ..conftest import batch_images, photograph
+
+
+class Embed(nn.Module):
+    """A patch embedding that returns what is asked for."""
+
+    def __init__(self, returns):
+        super().__init__()
+        self.projection = nn.Conv2d(3, 12, 8, 8)
+        self.returns = returns
+
+    def forward(self, images):
+        out = self.projection(images)
+        tokens = out.flatten(2).mT
+        return {
+            'tuple': (tokens, tuple(out.shape[2:])),
+            'list': [tokens, torch.Size(out.shape[2:]), 'more'],
+            'map': out,
+            'tokens': tokens,
+        }[self.returns]
+
+
+class Backbone(nn.Module):
+    def __init__(self, returns='tuple'):
+        super().__init__()
+        self.stages = nn.ModuleList([nn.Sequential(Embed(returns)), nn.Identity()])
+
+    def forward(self, images):
+        return self.stages(images)
+
+
+EMBED = 'stages.0.0'
+
+
+def tokens_of(output):
+    output = output[0] if isinstance(output, tuple | list) else output
+    return output.flatten(2).mT if output.dim() == 4 else output
+
+
+@pytest.mark.parametrize('returns', ['tuple', 'list', 'map', 'tokens'])
+def test_every_kind_of_output(returns):
+    backbone = Backbone(returns)
+    layer = backbone.stages[0][0]
+    images = batch_images([photograph(64, 96, 1), photograph(96, 70, 2)])
+    before = layer(images)
+    pad_value = None if returns == 'tokens' else 0.0
+    conditioner = TokenConditioner(floor=0.1, pad_value=pad_value)
+    assert attach_conditioner(backbone, conditioner, EMBED) is backbone
+    after = backbone.stages[0](images)
+    assert type(after) is type(before)
+    valid = None
+    if pad_value is not None:
+        valid = valid_tokens(images, (images.shape[2] // 8, images.shape[3] // 8), 0.0)
+        assert not valid.all()
+    torch.testing.assert_close(
+        tokens_of(after), TokenConditioner(floor=0.1)(tokens_of(before), valid)
+    )
+    if returns == 'list':
+        assert after[1:] == before[1:]
+    detach_conditioner(backbone)
+    torch.testing.assert_close(
+        tokens_of(layer(images)), tokens_of(before), rtol=0, atol=0
+    )
+
+
+def test_attach_and_detach_leave_nothing_behind():
+    backbone = Backbone()
+    layer = backbone.stages[0][0]
+    names = list(backbone.state_dict())
+    attributes = set(vars(backbone)), set(vars(layer))
+    attach_conditioner(backbone, TokenConditioner(), EMBED)
+    assert list(backbone.state_dict()) == names
+    assert type(layer) is Embed
+    assert dict(backbone.named_children()).keys() == {'stages', 'conditioner'}
+    detach_conditioner(backbone)
+    assert (set(vars(backbone)), set(vars(layer))) == attributes
+    assert dict(backbone.named_children()).keys() == {'stages'}
+
+
+def test_tokens_without_grid_are_explained():
+    backbone = attach_conditioner(Backbone('tokens'), TokenConditioner(), EMBED)
+    with pytest.raises(ValueError, match='set pad_value=None'):
+        backbone.stages[0](torch.randn(1, 3, 32, 32))
+
+
+def test_strength_zero_is_the_stock_layer():
+    backbone = Backbone()
+    images = torch.randn(2, 3, 32, 32)
+    before = backbone.stages[0](images)[0]
+    attach_conditioner(backbone, TokenConditioner(), EMBED)
+    backbone.conditioner.strength = 0
+    assert torch.equal(backbone.stages[0](images)[0], before)
+
+
+def test_a_copied_average_has_its_own_conditioner():
+    """EMAHook copies the model; its conditioner must not be the one that trains."""
+    from mmengine.model import ExponentialMovingAverage
+
+    backbone = attach_conditioner(Backbone(), TokenConditioner(floor=0.1), EMBED)
+    average = ExponentialMovingAverage(backbone, momentum=0.5).module
+    assert average.conditioner is not backbone.conditioner
+    images = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        backbone.stages[0][0].projection.weight.mul_(2)
+    expected = tokens_of(copy.deepcopy(average).stages[0](images))
+    backbone.conditioner.strength = 0
+    assert torch.equal(tokens_of(average.stages[0](images)), expected)
+
+
+@pytest.mark.parametrize(
+    ('embed', 'words'),
+    [
+        ('patch_embed', "Backbone has no layer 'patch_embed'; its children: stages"),
+        ('', 'no layer'),
+    ],
+)
+def test_unknown_layer_is_named(embed, words):
+    with pytest.raises(ValueError, match=words):
+        attach_conditioner(Backbone(), TokenConditioner(), embed)
+
+
+def test_wrong_use_raises():
+    backbone = Backbone()
+    with pytest.raises(TypeError, match='TokenConditioner, but got dict'):
+        attach_conditioner(backbone, dict(kappa=2.0), EMBED)
+    with pytest.raises(ValueError, match='Backbone has no conditioner attached'):
+        detach_conditioner(backbone)
+    attach_conditioner(backbone, TokenConditioner(), EMBED)
+    with pytest.raises(ValueError, match='has a conditioner already'):
+        attach_conditioner(backbone, TokenConditioner(), EMBED)
+    detach_conditioner(backbone)
+    backbone.stages[0][0].forward = print
+    with pytest.raises(ValueError, match='has been replaced on the instance'):
+        attach_conditioner(backbone, TokenConditioner(), EMBED)
+
+
+def test_tf32_flags_are_off_inside_and_restored():
+    backends = torch.backends
+    new_api = hasattr(backends.cudnn, 'conv')
+
+    def flags():
+        if new_api:
+            owners = (backends.cudnn.conv, backends.cuda.matmul)
+            return [owner.fp32_precision for owner in owners]
+        return [backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32]
+
+    before = flags()
+    with pytest.raises(RuntimeError, match='inside'), ieee_fp32():
+        assert flags() == (['ieee', 'ieee'] if new_api else [False, False])
+        raise RuntimeError('inside')
+    assert flags() == before
+
+
+def test_conditioned_tokens_reach_the_bound():
+    backbone = attach_conditioner(Backbone(), TokenConditioner(), EMBED)
+    tokens = tokens_of(backbone.stages[0](photograph(96, 96)[None]))
+    assert condition_number(tokens)[0].item() <= 2.02
