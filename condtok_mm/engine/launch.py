@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import mmdet
+import torch
 from mmengine.config import Config, DictAction
 
 OVERWRITE = '--overwrite'
@@ -59,6 +60,7 @@ def _parse(*names: str) -> argparse.Namespace:
             parser.add_argument(name, nargs='?', const='auto')
         else:
             parser.add_argument(name)
+    parser.add_argument('--launcher', default='none')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction)
     parser.add_argument(OVERWRITE, action='store_true')
     if {'-h', '--help'} & set(sys.argv):
@@ -68,6 +70,9 @@ def _parse(*names: str) -> argparse.Namespace:
     sys.argv = [word for word in sys.argv if word != OVERWRITE]
     if not Path(args.config).is_file():
         sys.exit(f'config {args.config} does not exist.')
+    if args.launcher == 'pytorch' and not torch.cuda.is_available():
+        # mmengine's own start-up selects a GPU whatever the backend.
+        torch.distributed.init_process_group('gloo')
     return args
 
 

@@ -149,9 +149,8 @@ def test_every_kind_of_annotation_occurs(coco):
     assert {ann['category_id'] for ann in objects} == {1, 2, 3, 4, 5}
     assert {ann['image_id'] for ann in annotations} < set(coco.imgs)
     areas = np.array([ann['area'] for ann in objects])
-    assert (areas < 32**2).mean() > 0.2
+    assert (areas < 32**2).mean() > 0.1
     assert ((areas >= 32**2) & (areas < 96**2)).mean() > 0.2
-    assert (areas >= 96**2).any()
 
 
 def test_lone_objects_stand_out(coco, root):

@@ -94,10 +94,10 @@ def load(model, pipeline: Compose, path: Path):
 
 def make_table(reports, title: str) -> Table:
     table = Table(title=title)
-    table.add_column('image')
-    names = ('N', 'D', 'rank', 'kappa(X)', 'kappa(X + C)', 'above floor', 'norm grows')
+    table.add_column('image', overflow='ellipsis', no_wrap=True)
+    names = ('N', 'D', 'rank', 'kappa(X)', 'kappa(X+C)', 'above floor', 'growth')
     for name in names:
-        table.add_column(name, justify='right')
+        table.add_column(name, justify='right', no_wrap=True)
     for report in reports:
         table.add_row(
             report.name,
@@ -107,7 +107,7 @@ def make_table(reports, title: str) -> Table:
             f'{report.kappa_before:.3g}',
             f'{report.kappa_after:.3g}',
             f'{report.kappa_above_floor:.3g}',
-            f'{report.growth:.2f} x',
+            f'{report.growth:.2f}',
         )
     return table
 

@@ -1,0 +1,226 @@
+"""The tools, in processes of their own, on a small set of shapes."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import pytest
+import torch
+
+from condtok_mm.datasets import make_shapes
+
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / 'configs/demo/mask-rcnn_swin-demo-condtok_fpn_shapes.py'
+SHORT = [
+    '--cfg-options',
+    'default_hooks.logger.interval=1',
+    'train_cfg.max_epochs=1',
+    'train_cfg.val_interval=1',
+    'train_dataloader.num_workers=0',
+    'train_dataloader.persistent_workers=False',
+    'val_dataloader.num_workers=0',
+    'val_dataloader.persistent_workers=False',
+    'test_dataloader.num_workers=0',
+    'test_dataloader.persistent_workers=False',
+]
+
+
+def run(folder, tool, *args, expected=0):
+    """Run a tool of this project in a folder, and return what it printed."""
+    command = [sys.executable, '-W', 'ignore', ROOT / 'tools' / tool, *args]
+    done = subprocess.run(
+        list(map(str, command)), cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == expected, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+    """A folder with the set of shapes and a detector that saw eight of them."""
+    folder = tmp_path_factory.mktemp('run')
+    make_shapes(folder / 'data/shapes', num_train=8, num_val=4, progress=False)
+    folder.joinpath('train.txt').write_text(
+        run(folder, 'train.py', CONFIG, '--work-dir', 'work', *SHORT)
+    )
+    return folder
+
+
+def records(folder):
+    (path,) = folder.glob('work/2*/vis_data/scalars.json')
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_train_logs_losses_metrics_and_where_the_conditioner_sits(trained):
+    log = (trained / 'train.txt').read_text()
+    assert 'conditioned behind patch_embed (kappa=2, floor=0.1, solver=auto' in log
+    losses = [r['loss'] for r in records(trained) if 'loss' in r]
+    assert len(losses) == iterations(log)
+    assert all(0 < loss < 100 for loss in losses)
+    assert 'coco/segm_mAP_50' in records(trained)[-1]
+
+
+def test_checkpoint_has_the_stock_keys(trained):
+    from mmdet.registry import MODELS
+    from mmengine.config import Config
+
+    path = Path((trained / 'work/last_checkpoint').read_text())
+    state = torch.load(path, weights_only=False)['state_dict']
+    twin = CONFIG.with_name(CONFIG.name.replace('-condtok', ''))
+    MODELS.build(Config.fromfile(twin).model).load_state_dict(state, strict=True)
+
+
+def test_a_finished_run_is_not_overwritten_unasked(trained):
+    before = (trained / 'work/epoch_1.pth').stat().st_mtime_ns
+    out = run(trained, 'train.py', CONFIG, '--work-dir', 'work', *SHORT, expected=1)
+    assert 'work holds a run already (epoch_1.pth)' in out
+    assert '--resume' in out
+    assert (trained / 'work/epoch_1.pth').stat().st_mtime_ns == before
+
+
+def test_resume_goes_on(trained, tmp_path):
+    log = (trained / 'train.txt').read_text()
+    shutil.copytree(trained / 'work', tmp_path / 'work')
+    (tmp_path / 'work/last_checkpoint').write_text(str(tmp_path / 'work/epoch_1.pth'))
+    (tmp_path / 'data').symlink_to(trained / 'data')
+    options = [word.replace('max_epochs=1', 'max_epochs=2') for word in SHORT]
+    out = run(tmp_path, 'train.py', CONFIG, '--work-dir', 'work', '--resume', *options)
+    assert f'Epoch(train) [2][{iterations(log)}/' in out
+    assert 'Epoch(train) [1]' not in out
+    assert (tmp_path / 'work/epoch_2.pth').is_file()
+
+
+def metrics(folder):
+    (path,) = folder.glob('2*/2*.json')
+    return json.loads(path.read_text())
+
+
+def test_test_draws_pictures_and_can_turn_the_conditioner_off(trained):
+    checkpoint = trained / 'work/epoch_1.pth'
+    run(
+        trained,
+        'test.py',
+        CONFIG,
+        checkpoint,
+        '--work-dir',
+        'on',
+        '--show-dir',
+        'pictures',
+        '--out',
+        'on.pkl',
+        *SHORT,
+    )
+    pictures = list(trained.glob('on/2*/pictures/*.png'))
+    assert len(pictures) == 4
+    source = cv2.imread(
+        str(trained / 'data/shapes/val' / pictures[0].name.split('_')[0])
+    )
+    assert cv2.imread(str(pictures[0])).std() > 0
+    assert source is None or source.size
+    off = [*SHORT, 'model.backbone.conditioner=None']
+    out = run(
+        trained,
+        'test.py',
+        CONFIG,
+        checkpoint,
+        '--work-dir',
+        'off',
+        '--out',
+        'off.pkl',
+        *off,
+    )
+    assert 'no conditioner, stock tokens' in out
+    assert metrics(trained / 'on').keys() == metrics(trained / 'off').keys()
+    assert (trained / 'on.pkl').read_bytes() != (trained / 'off.pkl').read_bytes()
+    out = run(
+        trained, 'test.py', CONFIG, checkpoint, '--out', 'on.pkl', *SHORT, expected=1
+    )
+    assert 'on.pkl exists already' in out
+
+
+@pytest.mark.parametrize(
+    ('tool', 'args', 'words'),
+    [
+        ('train.py', ['missing.py'], 'config missing.py does not exist'),
+        ('test.py', [CONFIG, 'missing.pth'], 'checkpoint missing.pth does not exist'),
+    ],
+)
+def test_missing_files_are_named_at_once(trained, tool, args, words):
+    out = run(trained, tool, *args, expected=1)
+    assert words in out
+    assert 'Traceback' not in out
+
+
+def test_token_conditioning(trained):
+    out = run(
+        trained,
+        'analysis_tools/token_conditioning.py',
+        CONFIG,
+        trained / 'work/epoch_1.pth',
+        '--max-images',
+        '2',
+        '--out-dir',
+        'tokens',
+    )
+    assert 'kappa(X+C)' in out
+    (folder,) = (trained / 'tokens').iterdir()
+    reports = json.loads((folder / 'tokens.json').read_text())
+    assert len(reports) == 2
+    for report in reports:
+        assert report['kappa_after'] < report['kappa_before']
+        assert report['kappa_above_floor'] <= 2 / (0.1 + 0.5**0.5)
+    assert cv2.imread(str(folder / 'singular_values.png')).shape[2] == 3
+    twin = CONFIG.with_name(CONFIG.name.replace('-condtok', ''))
+    out = run(trained, 'analysis_tools/token_conditioning.py', twin, expected=1)
+    assert 'SwinTransformer has no conditioner attached' in out
+
+
+@pytest.mark.parametrize(
+    'script', ['dist_train.sh', 'dist_test.sh', 'slurm_train.sh', 'slurm_test.sh']
+)
+def test_launchers_explain_their_arguments(script):
+    done = subprocess.run(
+        ['bash', ROOT / 'tools' / script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert 'usage: ' in done.stderr
+    assert script in done.stderr
+
+
+def test_two_processes_train_through_dist_train(trained, tmp_path):
+    (tmp_path / 'data').symlink_to(trained / 'data')
+    done = subprocess.run(
+        [
+            'bash',
+            ROOT / 'tools/dist_train.sh',
+            CONFIG,
+            '2',
+            '--work-dir',
+            'work',
+            *SHORT,
+        ]
+        + ['model_wrapper_cfg.device_ids=None'],
+        cwd=tmp_path,
+        env=environment(PORT='29511', OMP_NUM_THREADS='1'),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / 'work/epoch_1.pth').is_file()
+    alone = iterations((trained / 'train.txt').read_text())
+    assert iterations(done.stdout + done.stderr) == -(-alone // 2)
+
+
+def iterations(log):
+    return int(re.search(r'Epoch\(train\) \[1\]\[\d+/(\d+)\]', log).group(1))
+
+
+def environment(**extra):
+    path = f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}'
+    return os.environ | dict(PATH=path) | extra
