@@ -1,22 +1,8 @@
 #!/usr/bin/env bash
-# Test on several GPUs, on one machine or more.
-#   bash tools/dist_test.sh CONFIG CHECKPOINT GPUS [arguments of test.py]
-# On each of NNODES machines, with NODE_RANK counting from 0:
-#   NNODES=2 NODE_RANK=0 MASTER_ADDR=10.1.1.1 PORT=29500 bash tools/dist_test.sh ...
+# Test on several GPUs, on one machine or more, as dist_train.sh trains.
 set -euo pipefail
 if [ $# -lt 3 ]; then
     echo "usage: bash tools/dist_test.sh CONFIG CHECKPOINT GPUS [arguments of test.py]" >&2
     exit 2
 fi
-config=$1
-checkpoint=$2
-gpus=$3
-shift 3
-tools=$(dirname "$0")
-PYTHONPATH="$tools/..${PYTHONPATH:+:$PYTHONPATH}" exec torchrun \
-    --nnodes="${NNODES:-1}" \
-    --node_rank="${NODE_RANK:-0}" \
-    --master_addr="${MASTER_ADDR:-127.0.0.1}" \
-    --master_port="${PORT:-29500}" \
-    --nproc_per_node="$gpus" \
-    "$tools/test.py" "$config" "$checkpoint" --launcher pytorch "$@"
+exec bash "$(dirname "$0")/misc/torchrun.sh" "$3" test.py "$1" "$2" "${@:4}"
