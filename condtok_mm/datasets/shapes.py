@@ -18,9 +18,9 @@ from pycocotools import mask as mask_utils
 from rich.progress import track
 
 
-def _ring(radii: list[float]) -> np.ndarray:
+def _ring(radii: list[float], start: float = 0.0) -> np.ndarray:
     """Place vertices of these radii at equal angles around the origin."""
-    angles = np.linspace(0, 2 * np.pi, len(radii), endpoint=False)
+    angles = start + np.linspace(0, 2 * np.pi, len(radii), endpoint=False)
     return np.stack([np.cos(angles), np.sin(angles)], axis=1) * np.c_[radii]
 
 
@@ -28,9 +28,9 @@ _CROSS = [(3, 1), (1, 1), (1, 3), (-1, 3), (-1, 1), (-3, 1)]
 
 _OUTLINES = {
     'disc': _ring([1.0] * 48),
-    'square': _ring([1.2] * 4),
-    'triangle': _ring([1.35] * 3),
-    'star': _ring([1.4, 0.6] * 5),
+    'square': _ring([1.2] * 4, start=np.pi / 4),
+    'triangle': _ring([1.35] * 3, start=-np.pi / 2),
+    'star': _ring([1.4, 0.6] * 5, start=-np.pi / 2),
     'cross': 0.42 * np.array(_CROSS + [(-x, -y) for x, y in _CROSS]),
 }
 
@@ -39,7 +39,7 @@ CATEGORIES = tuple(_OUTLINES)
 _SPLITS = ('train', 'val')
 _GENERATOR = 'condtok_mm.datasets.shapes'
 # Raise it with every change to what is drawn, so that older sets are not kept.
-_GENERATOR_VERSION = 2
+_GENERATOR_VERSION = 3
 
 _MIN_AREA = 24
 _MIN_IOU = 0.9
@@ -300,9 +300,9 @@ def _trace(mask: np.ndarray, rle: dict) -> list[list[float]] | None:
 
 
 def _draw_background(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
-    """Blend a smooth field of colours with stripes and blotches."""
-    image = _smooth_field(rng, height, width, rng.integers(2, 5), 3) * 45
-    image += rng.uniform(50, 205) + rng.uniform(-30, 30, size=3)
+    """Blend a smooth field of dim colours with stripes and blotches."""
+    image = _smooth_field(rng, height, width, rng.integers(2, 5), 3) * 30
+    image += rng.uniform(40, 110) + rng.uniform(-25, 25, size=3)
     stripes = _stripes(rng, height, width, period=rng.uniform(6, 40))
     image += rng.uniform(0, 16) * stripes[..., None]
     image += rng.uniform(4, 20) * _smooth_field(rng, height, width, 24, 1)
@@ -356,9 +356,9 @@ def _cover(
     place: np.ndarray,
     radius: float,
 ) -> np.ndarray:
-    """Turn and stretch a shape; return how far it covers each pixel, 0 to 255."""
+    """Tilt and stretch a shape; return how far it covers each pixel, 0 to 255."""
     stretch = np.exp(rng.uniform(-0.2, 0.2))
-    angle = rng.uniform(0, 2 * np.pi)
+    angle = rng.uniform(-0.4, 0.4)
     cos, sin = np.cos(angle), np.sin(angle)
     outline = _OUTLINES[CATEGORIES[category_id - 1]] * (stretch, 1 / stretch)
     outline = place + radius * outline @ np.array([[cos, sin], [-sin, cos]])
@@ -371,14 +371,14 @@ def _cover(
 def _paint(
     rng: np.random.Generator, image: np.ndarray, cover: np.ndarray, period: float
 ) -> None:
-    """Fill the covered pixels with a shaded, patterned colour that stands out."""
+    """Fill the covered pixels with a bright, patterned colour that stands out."""
     x, y, width, height = cv2.boundingRect(cover)
     box = np.s_[y : y + height, x : x + width]
     patch, weight = image[box], cover[box][..., None] / 255
     behind = (weight * patch).sum(axis=(0, 1)) / weight.sum()
-    colour = rng.uniform(20, 235, size=3)
+    colour = rng.uniform(80, 255, size=3)
     while np.linalg.norm(colour - behind) < 110:
-        colour = rng.uniform(20, 235, size=3)
+        colour = rng.uniform(80, 255, size=3)
     pattern = _stripes(rng, height, width, period)
     if rng.random() < 0.5:
         pattern = pattern * _stripes(rng, height, width, period)

@@ -9,11 +9,11 @@ model = dict(
     backbone=dict(
         _delete_=True,
         type='SwinTransformer',
-        embed_dims=48,
+        embed_dims=32,
         depths=(2, 2, 2, 2),
-        num_heads=(2, 4, 8, 16),
-        window_size=7,
+        num_heads=(1, 2, 4, 8),
+        window_size=4,
         drop_path_rate=0.0,
     ),
-    neck=dict(in_channels=[48, 96, 192, 384]),
+    neck=dict(in_channels=[32, 64, 128, 256]),
 )

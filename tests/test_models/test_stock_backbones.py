@@ -29,7 +29,11 @@ BACKBONES = {
         'patch_embed',
     ),
     'mmpretrain.SwinTransformer': (
-        dict(arch=dict(embed_dims=24, depths=(2, 2), num_heads=(1, 2)), img_size=96),
+        dict(
+            arch=dict(embed_dims=24, depths=(2, 2), num_heads=(1, 2)),
+            img_size=96,
+            out_indices=(1,),
+        ),
         'patch_embed',
     ),
     'mmpretrain.XCiT': (

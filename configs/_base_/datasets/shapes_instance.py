@@ -6,13 +6,13 @@ backend_args = None
 train_pipeline = [
     dict(type='LoadImageFromFile', backend_args=backend_args),
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
-    dict(type='Resize', scale=(224, 224), keep_ratio=True),
+    dict(type='Resize', scale=(128, 128), keep_ratio=True),
     dict(type='RandomFlip', prob=0.5),
     dict(type='PackDetInputs'),
 ]
 test_pipeline = [
     dict(type='LoadImageFromFile', backend_args=backend_args),
-    dict(type='Resize', scale=(224, 224), keep_ratio=True),
+    dict(type='Resize', scale=(128, 128), keep_ratio=True),
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
     dict(
         type='PackDetInputs',
@@ -20,7 +20,7 @@ test_pipeline = [
     ),
 ]
 train_dataloader = dict(
-    batch_size=4,
+    batch_size=2,
     num_workers=1,
     persistent_workers=True,
     sampler=dict(type='DefaultSampler', shuffle=True),
