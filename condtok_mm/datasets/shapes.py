@@ -90,7 +90,7 @@ def draw_image(
 
 def make_shapes(
     root: str | Path,
-    num_train: int = 400,
+    num_train: int = 360,
     num_val: int = 100,
     *,
     image_size: int = 224,

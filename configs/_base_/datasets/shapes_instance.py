@@ -19,10 +19,11 @@ test_pipeline = [
         meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor'),
     ),
 ]
+# Two cores are faster without workers beside them.
 train_dataloader = dict(
     batch_size=2,
-    num_workers=1,
-    persistent_workers=True,
+    num_workers=0,
+    persistent_workers=False,
     sampler=dict(type='DefaultSampler', shuffle=True),
     batch_sampler=dict(type='AspectRatioBatchSampler'),
     dataset=dict(
@@ -38,8 +39,8 @@ train_dataloader = dict(
 )
 val_dataloader = dict(
     batch_size=1,
-    num_workers=1,
-    persistent_workers=True,
+    num_workers=0,
+    persistent_workers=False,
     drop_last=False,
     sampler=dict(type='DefaultSampler', shuffle=False),
     dataset=dict(

@@ -1,4 +1,4 @@
-max_epochs = 4
+max_epochs = 5
 train_cfg = dict(
     type='EpochBasedTrainLoop', max_epochs=max_epochs, val_interval=max_epochs
 )
