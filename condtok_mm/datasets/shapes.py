@@ -91,7 +91,7 @@ def draw_image(
 def make_shapes(
     root: str | Path,
     num_train: int = 360,
-    num_val: int = 100,
+    num_val: int = 80,
     *,
     image_size: int = 224,
     seed: int = 0,

@@ -20,7 +20,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('root', nargs='?', default='data/shapes', help='folder to make')
     parser.add_argument('--num-train', type=int, default=360)
-    parser.add_argument('--num-val', type=int, default=100)
+    parser.add_argument('--num-val', type=int, default=80)
     parser.add_argument(
         '--image-size', type=int, default=224, help='longest side an image may have'
     )

@@ -20,14 +20,7 @@ param_scheduler = [
 
 optim_wrapper = dict(
     type='OptimWrapper',
-    optimizer=dict(type='AdamW', lr=0.0005, betas=(0.9, 0.999), weight_decay=0.05),
-    paramwise_cfg=dict(
-        custom_keys={
-            'pos_embed': dict(decay_mult=0.0),
-            'relative_position_bias_table': dict(decay_mult=0.0),
-            'norm': dict(decay_mult=0.0),
-        }
-    ),
+    optimizer=dict(type='AdamW', lr=0.0005, weight_decay=0.05, fused=True),
     clip_grad=dict(max_norm=1.0),
 )
 
