@@ -8,6 +8,7 @@ cd "$root"
 config=configs/demo/mask-rcnn_swin-demo-condtok_fpn_shapes.py
 out=work_dirs/quickstart
 python=$(bash tools/setup_env.sh)
+export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONWARNINGS=ignore
 
 step() { printf '\n== %s\n' "$*"; }
@@ -17,9 +18,9 @@ run() {
     local log=$out/$1
     shift
     local status=0
-    "$@" 2>&1 | tee "$log" | grep --line-buffered -E \
-        'Epoch\(train\)|Epoch\(val\)|Epoch\(test\)|conditioned behind|mAP' || true
-    status=${PIPESTATUS[0]}
+    "$@" 2>&1 | tee "$log" | {
+        grep --line-buffered -E 'Epoch\((train|test)\)|conditioned behind' || true
+    } || status=$?
     if [ "$status" -ne 0 ]; then
         tail -n 15 "$log"
         echo "quickstart: this step failed; its whole output is in $log."

@@ -3,6 +3,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=$(bash "$root/tools/setup_env.sh")
+export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 if ! "$python" -c 'import pytest, hypothesis, ruff' 2>/dev/null; then
     "$python" -m pip install -q pytest hypothesis ruff
 fi

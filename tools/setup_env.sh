@@ -2,7 +2,7 @@
 # Set up what condtok_mm runs on, and print the python that has it.
 #
 # An active virtual environment or conda environment is used if its stack works.
-# Otherwise .venv is made beside this project, with the versions of requirements.txt;
+# Nothing is installed into it. Otherwise .venv is made beside this project, with the versions of requirements.txt;
 # mmcv's operators are compiled for the torch that is there, which takes about ten
 # minutes. Running it again goes on where it stopped. Progress goes to stderr.
 set -euo pipefail
@@ -17,15 +17,7 @@ fail() {
 
 # Import the whole stack and run an operator of mmcv, on the GPU too if torch has one.
 works() {
-    (cd "$root" && "$1" -W ignore "$root/tools/misc/check_stack.py") >>"$log" 2>&1
-}
-
-finish() {
-    if ! "$1" -c 'import condtok_mm, sys; sys.exit(condtok_mm.__file__ is None)' \
-        >/dev/null 2>&1; then
-        run "install condtok_mm" "$1" -m pip install --no-deps --no-build-isolation -e "$root"
-    fi
-    printf '%s\n' "$1"
+    PYTHONPATH="$root" "$1" -W ignore "$root/tools/misc/check_stack.py" >>"$log" 2>&1
 }
 
 # run WHAT COMMAND...: the command's output goes to the log; compilation shows its count.
@@ -65,7 +57,7 @@ requirement() { grep -E "^$1==" "$root/requirements.txt"; }
 if [ -n "${VIRTUAL_ENV:-}${CONDA_PREFIX:-}" ]; then
     active=$(command -v python)
     if works "$active"; then
-        finish "$active"
+        printf '%s\n' "$active"
         exit 0
     fi
     say "setup: the active environment lacks a working stack (see $log); using .venv."
@@ -78,7 +70,7 @@ if command -v flock >/dev/null && ! flock -n 9; then
     flock 9
 fi
 if [ -x "$python" ] && works "$python"; then
-    finish "$python"
+    printf '%s\n' "$python"
     exit 0
 fi
 
@@ -128,4 +120,5 @@ works "$python" || {
     tail -n 5 "$log" >&2
     fail "everything is installed, but it does not work; the whole output is in $log."
 }
-finish "$python"
+run "install condtok_mm into .venv" "$python" -m pip install --no-deps --no-build-isolation -e "$root"
+printf '%s\n' "$python"
