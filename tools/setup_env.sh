@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Set up what condtok_mm runs on, and print the python that has it.
 #
-# An active virtual environment or conda environment is used if its stack works.
-# Nothing is installed into it. Otherwise .venv is made beside this project, with the versions of requirements.txt;
-# mmcv's operators are compiled for the torch that is there, which takes about ten
-# minutes. Running it again goes on where it stopped. Progress goes to stderr.
+# An active virtual environment or conda environment is used if its stack works; nothing
+# is installed into it. Otherwise .venv is made beside this project, with the versions of
+# requirements.txt; mmcv's operators are compiled for the torch that is there, which takes
+# about ten minutes. Running it again goes on where it stopped. Progress goes to stderr.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 log=$root/.setup.log
@@ -116,9 +116,10 @@ if ! "$python" -W ignore -c 'import mmcv.ops' >>"$log" 2>&1; then
 fi
 say ""
 run "install the OpenMMLab packages" "$python" -m pip install -r "$root/requirements.txt"
+run "install condtok_mm into .venv" \
+    "$python" -m pip install --no-deps --no-build-isolation -e "$root"
 works "$python" || {
     tail -n 5 "$log" >&2
     fail "everything is installed, but it does not work; the whole output is in $log."
 }
-run "install condtok_mm into .venv" "$python" -m pip install --no-deps --no-build-isolation -e "$root"
 printf '%s\n' "$python"
