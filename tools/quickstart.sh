@@ -34,7 +34,7 @@ step "1/5 make the data"
 
 step "2/5 train (about four minutes on two cores)"
 run train.log "$python" tools/train.py "$config" --work-dir "$out/train" --resume \
-    --cfg-options train_cfg.val_interval=100
+    --cfg-options train_cfg.val_begin=100
 
 step "3/5 test, and draw predictions beside the truth"
 checkpoint=$(cat "$out/train/last_checkpoint")
