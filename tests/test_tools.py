@@ -77,7 +77,7 @@ def test_checkpoint_has_the_stock_keys(trained):
 
 def test_a_finished_run_is_not_overwritten_unasked(trained):
     before = (trained / 'work/epoch_1.pth').stat().st_mtime_ns
-    out = run(trained, 'train.py', CONFIG, '--work-dir', 'work', *SHORT, expected=1)
+    out = run(trained, 'train.py', CONFIG, '--work-di', 'work', *SHORT, expected=1)
     assert 'work holds a run already (epoch_1.pth)' in out
     assert '--resume' in out
     assert (trained / 'work/epoch_1.pth').stat().st_mtime_ns == before
@@ -137,10 +137,24 @@ def test_test_draws_pictures_and_can_turn_the_conditioner_off(trained):
     assert 'no conditioner, stock tokens' in out
     assert metrics(trained / 'on').keys() == metrics(trained / 'off').keys()
     assert (trained / 'on.pkl').read_bytes() != (trained / 'off.pkl').read_bytes()
-    out = run(
-        trained, 'test.py', CONFIG, checkpoint, '--out', 'on.pkl', *SHORT, expected=1
-    )
-    assert 'on.pkl exists already' in out
+    for words in (
+        ['--ou', 'on.pkl'],
+        ['--cfg-options', 'test_evaluator.outfile_prefix=on'],
+    ):
+        out = run(trained, 'test.py', CONFIG, checkpoint, *words, expected=1)
+        assert 'on.pkl exists already' in out
+
+
+def test_unreadable_images_are_named_and_left_out(trained, tmp_path):
+    (tmp_path / 'empty.png').touch()
+    (tmp_path / 'text.png').write_text('not an image')
+    shutil.copy(trained / 'data/shapes/val/000001.png', tmp_path / 'good.png')
+    tool = 'analysis_tools/token_conditioning.py'
+    out = run(trained, tool, CONFIG, '--images', tmp_path, '--out-dir', 'mixed')
+    for name in ('empty.png', 'text.png'):
+        assert f'left out: {tmp_path / name} cannot be read' in out
+    (path,) = (trained / 'mixed').glob('*/tokens.json')
+    assert [r['name'] for r in json.loads(path.read_text())] == ['good.png']
 
 
 @pytest.mark.parametrize(

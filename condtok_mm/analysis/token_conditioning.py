@@ -55,7 +55,7 @@ def measure_tokens(backbone: nn.Module, image: Tensor, name: str = '') -> TokenR
         TokenReport: The report.
 
     Raises:
-        ValueError: If the backbone has no conditioner.
+        ValueError: If the backbone has no conditioner, or the image no token.
     """
     layer = conditioned_layer(backbone)
     conditioner = backbone.conditioner
@@ -72,7 +72,9 @@ def measure_tokens(backbone: nn.Module, image: Tensor, name: str = '') -> TokenR
     kappa, rank = (out[0] for out in condition_number(before, valid, conditioner.rtol))
     values_before = singular_values(before, valid)[0]
     values_after = singular_values(after, valid)[0]
-    above = (values_before >= conditioner.floor * values_before[0])[: rank.item()].sum()
+    if rank == 0:
+        raise ValueError(f'{name}: the image holds nothing but padding, inf or nan.')
+    above = (values_before >= conditioner.floor * values_before[0])[:rank].sum()
     return TokenReport(
         name=name,
         num_tokens=before.shape[1] if valid is None else int(valid.sum()),

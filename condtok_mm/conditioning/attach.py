@@ -1,8 +1,8 @@
 """Put a conditioner behind the embedding layer of a backbone, and take it off again."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from copy import deepcopy
+from contextlib import contextmanager, nullcontext
+from threading import Lock
 
 import torch
 from torch import Tensor, nn
@@ -118,11 +118,11 @@ class ConditionedForward:
         """Embed images (B, C, H, W) and condition the tokens; see the class."""
         if self.conditioner.strength == 0:
             return _stock_forward(self.layer, images, *args, **kwargs)
-        device_type = images.device.type
         dtype = self._stock_dtype(images, *args, **kwargs)
-        with torch.autocast(device_type, enabled=False), ieee_fp32():
+        tf32_off = ieee_fp32() if images.is_cuda else nullcontext()
+        with torch.autocast(images.device.type, enabled=False), tf32_off:
             output = self._embed(images, *args, **kwargs)
-        tokens, grid = _split(output)
+        embedded, grid = _split(output)
         valid = None
         if self.conditioner.pad_value is not None:
             if grid is None:
@@ -131,9 +131,18 @@ class ConditionedForward:
                     'so padding cannot be told from image; set pad_value=None in the '
                     'conditioner to count every token.'
                 )
-            valid = valid_tokens(images, grid, self.conditioner.pad_value)
-        tokens = self.conditioner(tokens, valid)
-        return _join(output, tokens if dtype is None else tokens.to(dtype))
+            valid = valid_tokens(
+                images,
+                grid,
+                self.conditioner.pad_value,
+                _stride(self.layer, images.shape[2:], grid),
+            )
+        tokens = self.conditioner(embedded, valid)
+        if dtype is not None:
+            tokens = tokens.to(dtype)
+            fits = tokens.detach().isfinite().flatten(1).all(1)[:, None, None]
+            tokens = torch.where(fits, tokens, embedded.to(dtype))
+        return _join(output, tokens)
 
     def _embed(self, images: Tensor, *args, **kwargs):
         state = {
@@ -153,7 +162,7 @@ class ConditionedForward:
     def _stock_dtype(self, images: Tensor, *args, **kwargs) -> torch.dtype | None:
         """Dtype that the layer alone returns here, None if it computes in fp32 anyway.
 
-        Found by running a copy of the layer, once for each setting.
+        Found by running the layer in evaluation mode, once for each setting.
         """
         weight = next(self.layer.parameters(), images)
         autocast = torch.is_autocast_enabled(images.device.type)
@@ -166,11 +175,23 @@ class ConditionedForward:
             autocast and torch.get_autocast_dtype(images.device.type),
         )
         if key not in self._output_dtypes:
-            layer = deepcopy(self.layer).eval()
-            with torch.no_grad():
-                output = _stock_forward(layer, images[:1], *args, **kwargs)
+            output = self._probe(images[:1], *args, **kwargs)
             self._output_dtypes[key] = _split(output)[0].dtype
         return self._output_dtypes[key]
+
+    @torch.no_grad()
+    def _probe(self, images: Tensor, *args, **kwargs):
+        # A weight that autocast casts here without a graph must not stay in its cache.
+        cache = torch.is_autocast_cache_enabled()
+        training = [module for module in self.layer.modules() if module.training]
+        torch.set_autocast_cache_enabled(False)
+        self.layer.eval()
+        try:
+            return _stock_forward(self.layer, images, *args, **kwargs)
+        finally:
+            torch.set_autocast_cache_enabled(cache)
+            for module in training:
+                module.training = True
 
 
 class _Stock(nn.Module):
@@ -186,6 +207,20 @@ class _Stock(nn.Module):
 
 def _stock_forward(layer: nn.Module, *args, **kwargs):
     return type(layer).forward(layer, *args, **kwargs)
+
+
+def _stride(
+    layer: nn.Module, size: tuple[int, int], grid: tuple[int, int]
+) -> tuple[int, int] | None:
+    """Strides of a layer's convolutions, None if they do not give its grid."""
+    rows, columns = 1, 1
+    for module in layer.modules():
+        if isinstance(module, nn.Conv2d):
+            rows, columns = rows * module.stride[0], columns * module.stride[1]
+    for pixels, step, tokens in zip(size, (rows, columns), grid, strict=True):
+        if tokens not in (pixels // step, -(-pixels // step)):
+            return None
+    return rows, columns
 
 
 def _split(output) -> tuple[Tensor, tuple[int, int] | None]:
@@ -206,20 +241,40 @@ def _join(output, tokens: Tensor):
     return tokens
 
 
+_tf32_lock = Lock()
+_tf32_users = 0
+_tf32_before: list = []
+
+
 @contextmanager
 def ieee_fp32() -> Iterator[None]:
-    """Turn TF32 off, which cuDNN allows by default, and restore it on leaving."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    if hasattr(cudnn, 'conv'):
-        switches = [(cudnn.conv, 'fp32_precision', 'ieee')]
-        switches.append((matmul, 'fp32_precision', 'ieee'))
-    else:
-        switches = [(cudnn, 'allow_tf32', False), (matmul, 'allow_tf32', False)]
-    before = [getattr(owner, name) for owner, name, _ in switches]
+    """Turn TF32 off, which cuDNN allows by default, and restore it on leaving.
+
+    The switches belong to the process: the first thread that enters saves them, the
+    last one that leaves restores them.
+    """
+    global _tf32_users, _tf32_before  # noqa: PLW0603
+    switches = _tf32_switches()
+    with _tf32_lock:
+        if _tf32_users == 0:
+            _tf32_before = [getattr(owner, name) for owner, name, _ in switches]
+            for owner, name, value in switches:
+                setattr(owner, name, value)
+        _tf32_users += 1
     try:
-        for owner, name, value in switches:
-            setattr(owner, name, value)
         yield
     finally:
-        for (owner, name, _), value in zip(switches, before, strict=True):
-            setattr(owner, name, value)
+        with _tf32_lock:
+            _tf32_users -= 1
+            if _tf32_users == 0:
+                for (owner, name, _), value in zip(switches, _tf32_before, strict=True):
+                    setattr(owner, name, value)
+
+
+def _tf32_switches() -> list[tuple]:
+    """Owner, name and IEEE value of the flags; torch 2.9 renamed them."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    if hasattr(cudnn, 'conv'):
+        name, value = 'fp32_precision', 'ieee'
+        return [(cudnn.conv, name, value), (matmul, name, value)]
+    return [(cudnn, 'allow_tf32', False), (matmul, 'allow_tf32', False)]

@@ -1,5 +1,6 @@
 """TokenConditioner: X + C with a bounded condition number."""
 
+import math
 import numbers
 
 import torch
@@ -33,8 +34,9 @@ class TokenConditioner(nn.Module):
             an upper bound on kappa(X + C); with a floor, directions of at least
             floor * s_1 obey (1 + alpha) / (floor + alpha / sqrt(2)). Defaults to 2.0.
         solver (str): 'svd' (reference), 'eigh' (the Gram matrix of the shorter side,
-            in float64) or 'auto'. 'auto' is 'svd' for fp64 tokens, whose range
-            reaches below what a Gram matrix resolves, and 'eigh' for all others: on
+            in float64) or 'auto'. 'auto' is 'svd' where the numerical range reaches
+            below the 4.8e-7 that a Gram matrix resolves, as for fp64 tokens, and
+            'eigh' otherwise: on
             CPU it took 0.3 to 0.6 of the time of 'svd' for N x D from 4200 x 768 to
             66800 x 96. Defaults to 'auto'.
         floor (float): Noise floor in [0, 1], a fraction of s_1 (dimensionless).
@@ -99,6 +101,18 @@ class TokenConditioner(nn.Module):
         self.pad_value = _check_pad_value(pad_value)
         self.strength = 1.0
 
+    @property
+    def strength(self) -> float:
+        """Factor on C in [0, 1]."""
+        return self._strength
+
+    @strength.setter
+    def strength(self, value: float) -> None:
+        _check_number('strength', value)
+        if not 0 <= value <= 1:
+            raise ValueError(f'strength must lie in [0, 1], but got {value}.')
+        self._strength = float(value)
+
     def extra_repr(self) -> str:
         """Return the arguments, as ``repr`` and the start-up log line show them."""
         return (
@@ -134,24 +148,23 @@ class TokenConditioner(nn.Module):
         counted = finite[:, None, None].expand_as(tokens[..., :1])
         if valid is not None:
             counted = counted & valid.unsqueeze(-1)
-        rows = torch.where(counted, tokens.double(), 0)
+        rows, scale = normalise(torch.where(counted, tokens.double(), 0))
         summed = rows + self._correction(rows, tokens.dtype)
         if self.rescale:
             summed = self._rescale(summed, rows)
-        summed = summed.to(tokens.dtype)
+        summed = (summed * scale).to(tokens.dtype)
         fits = summed.detach().isfinite().flatten(1).all(1)
         return torch.where(counted & fits[:, None, None], summed, tokens)
 
     def _correction(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """C of the float64 rows (B, N, D), with the gradient that ``grad`` gives it."""
-        rows, scale = normalise(rows)
         if self.grad == 'detach':
             rows = rows.detach()
         root_rows = rows if self.grad == 'full' else rows.detach()
+        rtol = default_rtol(dtype) if self.rtol is None else self.rtol
         solver = self.solver
         if solver == 'auto':
-            solver = 'svd' if dtype == torch.float64 else 'eigh'
-        rtol = default_rtol(dtype) if self.rtol is None else self.rtol
+            solver = 'svd' if rtol < GRAM_RTOL else 'eigh'
         if solver == 'eigh':
             rtol = max(rtol, GRAM_RTOL)
         # P is D x D; C is the same from either side, and cheaper from the shorter.
@@ -161,7 +174,7 @@ class TokenConditioner(nn.Module):
         )
         factor = root @ rows if wide else rows @ root
         alpha = self.strength / (self.kappa - 1)
-        return alpha * scale * top[:, None, None] * factor
+        return alpha * top[:, None, None] * factor
 
     def _rescale(self, summed: Tensor, rows: Tensor) -> Tensor:
         before, after = (
@@ -186,9 +199,14 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 def _check_pad_value(value):
     if value is None:
         return None
+    channels = value if isinstance(value, list | tuple) else [value]
+    for channel in channels:
+        _check_number('pad_value', channel)
+    if not channels or not all(math.isfinite(channel) for channel in channels):
+        raise ValueError(
+            'pad_value must be finite, one number or one for each channel, but got '
+            f'{value!r}.'
+        )
     if isinstance(value, list | tuple):
-        for channel in value:
-            _check_number('pad_value', channel)
         return tuple(float(channel) for channel in value)
-    _check_number('pad_value', value)
     return float(value)

@@ -10,7 +10,10 @@ PAD_ATOL = 1e-4
 
 
 def valid_tokens(
-    images: Tensor, grid_hw: tuple[int, int], pad_value: float | Sequence[float]
+    images: Tensor,
+    grid_hw: tuple[int, int],
+    pad_value: float | Sequence[float],
+    stride: tuple[int, int] | None = None,
 ) -> Tensor:
     """Find the tokens that hold image.
 
@@ -23,6 +26,9 @@ def valid_tokens(
         grid_hw (tuple[int, int]): Rows and columns of the token grid, N in all.
         pad_value (float | Sequence[float]): Pixel value of the padding after
             normalisation, one for all channels or one per channel.
+        stride (tuple[int, int], optional): Pixels from one token to the next. Defaults
+            to None, which infers them from the sizes; small images can leave more
+            than one answer.
 
     Returns:
         Tensor: Boolean, True where a token holds image. Has shape (B, N).
@@ -48,14 +54,11 @@ def valid_tokens(
             f'pad_value must be one number or one for each of the {channels} channels, '
             f'but got {pad_value}.'
         )
-    if len(pad) == 1:
-        difference = images - pad.item()
-    else:
-        difference = images - pad.to(images.device).view(-1, 1, 1)
-    content = ~(difference.abs() <= PAD_ATOL).all(1)
+    pad = pad.to(images.dtype).to(images.device).float().view(-1, 1, 1)
+    content = ~((images.float() - pad).abs() <= PAD_ATOL).all(1)
     used_height = _last_true(content.any(2))
     used_width = _last_true(content.any(1))
-    steps = _stride((height, width), grid_hw)
+    steps = stride or _infer_stride((height, width), grid_hw)
     valid_rows, valid_columns = (
         torch.arange(tokens, device=images.device) * step < used.unsqueeze(1)
         for tokens, step, used in zip(
@@ -71,11 +74,11 @@ def _last_true(flags: Tensor) -> Tensor:
     return torch.where(flags, positions, 0).amax(1)
 
 
-def _stride(size: tuple[int, int], grid: tuple[int, int]) -> tuple[float, float]:
-    """Patch strides along both axes, from the pixels and the tokens that cover them.
+def _infer_stride(size: tuple[int, int], grid: tuple[int, int]) -> tuple[float, float]:
+    """Guess the patch strides from the pixels and the tokens that cover them.
 
     Embeddings round the grid up or down, so that more than one square stride can
-    fit; then the one with the most factors of two is meant. Where none fits, the
+    fit; then the one with the most factors of two is taken. Where none fits, the
     patches are not square.
     """
     lowest = max(1, size[0] // (grid[0] + 1))

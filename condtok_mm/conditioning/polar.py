@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 GRAM_RTOL = 4 * torch.finfo(torch.float32).eps
 """Smallest ratio s / s_1 (dimensionless) that a float64 Gram matrix resolves well."""
@@ -88,6 +89,7 @@ class InverseRoot(torch.autograd.Function):
         return (basis * gains.unsqueeze(-2)) @ basis.mT, top.squeeze(-1)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_root, grad_top):
         """Gradient for the rows; the other arguments are constants."""
         rows, values, basis, gains = ctx.saved_tensors

@@ -70,7 +70,9 @@ def singular_values(
         ValueError: If a shape is wrong.
     """
     check_tokens(tokens, valid)
-    rtol = default_rtol(tokens.dtype) if rtol is None else rtol
+    rtol = _range(tokens.dtype, rtol)
+    if tokens.numel() == 0:
+        return tokens.new_zeros(len(tokens), 1, dtype=torch.float64)
     rows = tokens.detach().double()
     if valid is not None:
         rows = torch.where(valid.unsqueeze(-1), rows, 0)
@@ -80,6 +82,14 @@ def singular_values(
     values, _ = SOLVERS['eigh' if rtol >= GRAM_RTOL else 'svd'](rows)
     values = values.sort(descending=True).values * scale.squeeze(-1)
     return torch.where(finite.squeeze(-1), values, torch.nan)
+
+
+def _range(dtype: torch.dtype, rtol: float | None) -> float:
+    if rtol is None:
+        return default_rtol(dtype)
+    if not 0 < rtol < 1:
+        raise ValueError(f'rtol must lie in (0, 1), but got {rtol}.')
+    return rtol
 
 
 def condition_number(
@@ -105,10 +115,10 @@ def condition_number(
 
     Raises:
         TypeError: If tokens are not floating point, or ``valid`` is not boolean.
-        ValueError: If a shape is wrong.
+        ValueError: If a shape is wrong or ``rtol`` does not lie in (0, 1).
     """
     values = singular_values(tokens, valid, rtol)
-    rtol = default_rtol(tokens.dtype) if rtol is None else rtol
+    rtol = _range(tokens.dtype, rtol)
     top = values[:, :1]
     inside = values > rtol * top
     rank = inside.sum(-1)
@@ -119,15 +129,16 @@ def condition_number(
 
 
 def normalise(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Divide each matrix by its largest entry, so that no square over- or underflows.
+    """Scale each matrix to entries around one, so that no square over- or underflows.
 
     Args:
-        rows (Tensor): Finite matrices. Has shape (B, M, K).
+        rows (Tensor): Finite matrices in float64. Has shape (B, M, K), not empty.
 
     Returns:
         tuple[Tensor, Tensor]: The matrices, and what they were divided by (B, 1, 1),
-        a constant for the gradient; zero matrices are divided by 1.
+        a constant for the gradient and a power of two, so that nothing is rounded.
     """
-    scale = rows.detach().abs().amax((-2, -1), keepdim=True)
-    scale = torch.where(scale > 0, scale, 1)
+    largest = rows.detach().abs().amax((-2, -1), keepdim=True)
+    _, exponent = torch.frexp(largest)
+    scale = torch.ldexp(torch.ones_like(largest), exponent - 1)
     return rows / scale, scale

@@ -18,7 +18,8 @@ def padding_conflicts(cfg: dict, pad_value: float | Sequence[float]) -> list[str
     """Compare the padding of a detector's config with a conditioner's pad value.
 
     A ``Pad`` in a pipeline pads before normalisation, and its value is another one
-    after it; the data preprocessor and ``BatchFixedSizePad`` pad after it.
+    after it. Where there is none, the data preprocessor and ``BatchFixedSizePad`` pad,
+    after normalisation.
 
     Args:
         cfg (dict): A whole config, as ``mmengine.Config`` or as a dict.
@@ -28,25 +29,33 @@ def padding_conflicts(cfg: dict, pad_value: float | Sequence[float]) -> list[str
     Returns:
         list[str]: One sentence for each place that pads with another value.
     """
-    preprocessor = dict(cfg.get('model', {}).get('data_preprocessor') or {})
+    preprocessor = (cfg.get('model') or {}).get('data_preprocessor') or {}
     found = {}
     for loader in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
         for transform in _transforms(cfg.get(loader)):
             if _type(transform) == 'Pad':
                 where = f'Pad in the pipeline of {loader}'
                 found[where] = _normalised(_image_pad_value(transform), preprocessor)
-    if preprocessor:
-        found['data_preprocessor'] = [preprocessor.get('pad_value', 0)]
-    for augment in preprocessor.get('batch_augments') or []:
-        if _type(augment) == 'BatchFixedSizePad':
-            value = augment.get('img_pad_value', 0)
-            found['BatchFixedSizePad in data_preprocessor'] = [value]
+    if not found:
+        found = _padding_after_normalisation(preprocessor)
     expected = np.atleast_1d(pad_value)
     return [
         MESSAGE.format(where=where, value=_plain(value), expected=_plain(expected))
         for where, value in found.items()
+        if len(expected) in (1, len(value)) or len(value) == 1
         if np.abs(np.asarray(value) - expected).max() > PAD_ATOL
     ]
+
+
+def _padding_after_normalisation(preprocessor: dict) -> dict[str, list]:
+    found = {}
+    if preprocessor:
+        found['data_preprocessor'] = [preprocessor.get('pad_value') or 0]
+    for augment in preprocessor.get('batch_augments') or []:
+        if _type(augment) == 'BatchFixedSizePad':
+            value = augment.get('img_pad_value', 0)
+            found['BatchFixedSizePad in data_preprocessor'] = [value]
+    return found
 
 
 def _transforms(node) -> Iterator[dict]:

@@ -145,10 +145,17 @@ def make_shapes(
         made = Path(staging, 'made')
         for split in _SPLITS:
             _make_split(made, split, arguments, progress)
-        if target.exists():
-            target.rename(Path(staging, 'replaced'))
-        made.rename(target)
+        target.mkdir(exist_ok=True)
+        _move_children(target, Path(staging, 'replaced'))
+        _move_children(made, target)
     return root
+
+
+def _move_children(source: Path, target: Path) -> None:
+    """Move what a folder holds, and leave the folder: it may be a working directory."""
+    target.mkdir(exist_ok=True)
+    for child in list(source.iterdir()):
+        child.rename(target / child.name)
 
 
 def _is_empty(folder: Path) -> bool:

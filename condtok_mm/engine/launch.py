@@ -3,6 +3,7 @@
 import argparse
 import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import mmdet
@@ -23,15 +24,12 @@ def run_train() -> None:
     """
     args = _parse('config', '--work-dir', '--resume')
     if not args.overwrite and args.resume is None:
-        config = Path(args.config)
-        cfg = Config.fromfile(config)
-        cfg.merge_from_dict(args.cfg_options or {})
-        folder = args.work_dir or cfg.get('work_dir') or f'work_dirs/{config.stem}'
-        marker = Path(folder) / 'last_checkpoint'
-        if marker.is_file():
+        folder = args.work_dir or _load_config(args).get('work_dir')
+        folder = folder or f'work_dirs/{Path(args.config).stem}'
+        if checkpoints := sorted(path.name for path in Path(folder).glob('*.pth')):
             sys.exit(
-                f'{folder} holds a run already ({Path(marker.read_text()).name}). Go '
-                f'on with it by --resume, give another --work-dir, or {OVERWRITE} it.'
+                f'{folder} holds a run already ({", ".join(checkpoints)}). Go on with '
+                f'it by --resume, give another --work-dir, or {OVERWRITE} it.'
             )
     _run_mmdet_tool('train.py')
 
@@ -40,21 +38,40 @@ def run_test() -> None:
     """Run mmdet's ``tools/test.py`` with the arguments of this process.
 
     Raises:
-        SystemExit: If ``--out`` names a file that exists and ``--overwrite`` is not
-            given, or the checkpoint does not exist.
+        SystemExit: If ``--out`` or an evaluator's ``outfile_prefix`` names a file
+            that exists and ``--overwrite`` is not given, or the checkpoint does not
+            exist.
     """
     args = _parse('config', 'checkpoint', '--out')
     local = '://' not in args.checkpoint
     if local and not Path(args.checkpoint).is_file():
         sys.exit(f'checkpoint {args.checkpoint} does not exist.')
-    if args.out and Path(args.out).exists() and not args.overwrite:
-        sys.exit(f'{args.out} exists already; name another --out, or {OVERWRITE} it.')
+    if not args.overwrite:
+        for path in _outputs(args):
+            if path.exists():
+                sys.exit(f'{path} exists already; name another, or {OVERWRITE} it.')
     _run_mmdet_tool('test.py')
+
+
+def _outputs(args: argparse.Namespace) -> Iterator[Path]:
+    """Files that a test would write beside its work directory."""
+    if args.out:
+        yield Path(args.out)
+    evaluators = _load_config(args).get('test_evaluator') or []
+    for evaluator in [evaluators] if isinstance(evaluators, dict) else evaluators:
+        if prefix := evaluator.get('outfile_prefix'):
+            yield from Path(prefix).parent.glob(f'{Path(prefix).name}.*')
+
+
+def _load_config(args: argparse.Namespace) -> Config:
+    cfg = Config.fromfile(args.config)
+    cfg.merge_from_dict(args.cfg_options or {})
+    return cfg
 
 
 def _parse(*names: str) -> argparse.Namespace:
     """Read the named arguments, and take ``--overwrite`` out of ``sys.argv``."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(add_help=False)
     for name in names:
         if name == '--resume':
             parser.add_argument(name, nargs='?', const='auto')

@@ -1,4 +1,5 @@
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from condtok_mm.conditioning import (
 )
 from condtok_mm.conditioning.attach import ieee_fp32
 
-from ..conftest import batch_images, photograph
+from ..conftest import batch_images, photograph, relative_error
 
 
 class Embed(nn.Module):
@@ -164,6 +165,58 @@ def test_tf32_flags_are_off_inside_and_restored():
         assert flags() == (['ieee', 'ieee'] if new_api else [False, False])
         raise RuntimeError('inside')
     assert flags() == before
+
+
+def test_tf32_flags_survive_threads():
+    def use(_):
+        for _ in range(200):
+            with ieee_fp32():
+                pass
+
+    owner = getattr(torch.backends.cudnn, 'conv', torch.backends.cudnn)
+    name = 'fp32_precision' if hasattr(owner, 'fp32_precision') else 'allow_tf32'
+    before = getattr(owner, name)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(use, range(4)))
+    assert getattr(owner, name) == before
+
+
+@pytest.mark.parametrize('patch', [7, 14])
+def test_batch_mates_do_not_matter_for_odd_patches(patch):
+    backbone = Backbone()
+    layer = backbone.stages[0][0]
+    layer.projection = nn.Conv2d(3, 12, patch, patch)
+    attach_conditioner(backbone, TokenConditioner(floor=0.1), EMBED)
+    image = photograph(3 * patch, 6 * patch)
+    padded = torch.zeros(1, 3, 6 * patch, 6 * patch)
+    padded[0, :, : 3 * patch] = image
+    alone, batched = layer(image[None])[0], layer(padded)[0]
+    torch.testing.assert_close(batched[:, : alone.shape[1]], alone)
+
+
+def test_tokens_that_overflow_the_output_dtype_stay_as_embedded():
+    backbone = Backbone()
+    attach_conditioner(backbone, TokenConditioner(kappa=1 + 1e-6), EMBED)
+    images = photograph(64, 64)[None]
+    with torch.autocast('cpu', dtype=torch.float16):
+        tokens = tokens_of(backbone.stages[0](images))
+    assert tokens.dtype == torch.float16
+    assert tokens.isfinite().all()
+
+
+def test_old_style_weight_norm_under_autocast():
+    backbone = Backbone()
+    layer = backbone.stages[0][0]
+    with pytest.warns(FutureWarning, match='weight_norm'):
+        nn.utils.weight_norm(layer.projection)
+    attach_conditioner(backbone, TokenConditioner(floor=0.1), EMBED)
+    images = photograph(64, 64)[None]
+    exact = tokens_of(layer(images))
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        tokens = tokens_of(layer(images))
+        tokens.float().sum().backward()
+    assert relative_error(tokens.double(), exact.detach()) < 1e-2
+    assert layer.projection.weight_v.grad.abs().sum() > 0
 
 
 def test_conditioned_tokens_reach_the_bound():

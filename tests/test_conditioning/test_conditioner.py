@@ -261,6 +261,8 @@ def test_it_holds_no_state_and_can_be_copied():
         (dict(rtol=1e-9, solver='eigh'), ValueError, "use solver='svd'"),
         (dict(pad_value='black'), TypeError, 'pad_value'),
         (dict(pad_value=[0, 'a', 0]), TypeError, 'pad_value'),
+        (dict(pad_value=[]), ValueError, 'pad_value must be finite'),
+        (dict(pad_value=float('nan')), ValueError, 'pad_value must be finite'),
     ],
     ids=str,
 )
@@ -286,5 +288,41 @@ def test_bad_inputs_raise(tokens, valid, error):
             function(tokens, valid)
 
 
-def test_empty_batch():
-    assert TokenConditioner()(torch.randn(0, 10, 4)).shape == (0, 10, 4)
+@pytest.mark.parametrize('value', [-0.1, 1.1, float('nan')])
+def test_strength_out_of_range_raises(value):
+    conditioner = TokenConditioner()
+    with pytest.raises(ValueError, match=r'strength must lie in \[0, 1\]'):
+        conditioner.strength = value
+
+
+@pytest.mark.parametrize('shape', [(0, 10, 4), (2, 0, 4), (2, 4, 0)], ids=str)
+def test_no_token_at_all(shape):
+    X = torch.randn(shape)
+    assert TokenConditioner()(X).shape == shape
+    kappa, rank = condition_number(X)
+    assert kappa.tolist() == [1] * shape[0]
+    assert rank.tolist() == [0] * shape[0]
+
+
+def test_auto_takes_the_svd_where_the_range_asks_for_it():
+    X = torch.diag(torch.tensor([1.0, 1e-3, 1e-9]))[None]
+    for solver in ('svd', 'auto'):
+        Y = TokenConditioner(solver=solver, rtol=1e-12)(X)[0].double()
+        assert np.linalg.cond(Y.numpy()) < 2.02
+
+
+def test_full_gradient_has_no_second_derivative():
+    X = torch.randn(1, 6, 3, dtype=torch.float64, requires_grad=True)
+    Y = TokenConditioner(grad='full')(X)
+    (first,) = torch.autograd.grad(Y.square().sum(), X, create_graph=True)
+    with pytest.raises(RuntimeError, match='once_differentiable'):
+        first.sum().backward()
+
+
+@pytest.mark.parametrize('scale', [1e-320, 1e200, 1e300])
+@pytest.mark.parametrize('grad', GRADS)
+def test_extreme_float64_scales(scale, grad):
+    X = (scale * torch.randn(1, 20, 4, dtype=torch.float64)).requires_grad_()
+    conditioner = TokenConditioner(grad=grad, rescale=True, floor=0.1)
+    conditioner(X).sum().backward()
+    assert X.grad.isfinite().all()

@@ -38,6 +38,27 @@ def test_sizes_that_the_patch_does_not_divide(size, stride, rounding):
     np.testing.assert_array_equal(mask.numpy(), expected_mask(*used, stride, grid))
 
 
+@pytest.mark.parametrize('stride', [6, 7, 10, 12, 14])
+def test_a_given_stride_leaves_nothing_to_guess(stride):
+    for height in range(1, 6 * stride, 5):
+        for width in (stride, 3 * stride - 1):
+            image = torch.zeros(1, 3, height, width)
+            used = (max(1, height // 2), max(1, 2 * width // 3))
+            image[:, :, : used[0], : used[1]] = 1
+            grid = (-(-height // stride), -(-width // stride))
+            mask = valid_tokens(image, grid, 0.0, (stride, stride))[0]
+            expected = expected_mask(*used, stride, grid)
+            np.testing.assert_array_equal(mask.numpy(), expected)
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_half_precision_images(dtype):
+    value = (-2.1179, -2.0357, -1.8044)
+    image = photograph(64, 96)[None]
+    image[:, :, :, 64:] = torch.tensor(value).view(3, 1, 1)
+    assert valid_tokens(image.to(dtype), (8, 12), value).sum() == 64
+
+
 def test_black_pixels_inside_are_image():
     image = photograph(64, 64)[None]
     image[:, :, :16] = 0

@@ -55,3 +55,9 @@ def test_degenerate_tokens():
 def test_half_precision_is_reported_in_float32():
     kappa, _ = condition_number(torch.randn(1, 50, 8).half())
     assert kappa.dtype == torch.float32
+
+
+@pytest.mark.parametrize('rtol', [-1.0, 0.0, 1.0, float('nan')])
+def test_bad_rtol_raises(rtol):
+    with pytest.raises(ValueError, match=r'rtol must lie in \(0, 1\)'):
+        condition_number(torch.randn(1, 4, 4), rtol=rtol)

@@ -25,6 +25,7 @@ def config(pipeline=(), **preprocessor):
 def test_no_padding_but_the_preprocessors():
     assert padding_conflicts(config(), 0.0) == []
     assert padding_conflicts({}, 0.0) == []
+    assert padding_conflicts(dict(model=None), 0.0) == []
 
 
 def test_pad_before_normalisation():
@@ -33,7 +34,8 @@ def test_pad_before_normalisation():
     assert 'Pad in the pipeline of train_dataloader' in sentence
     assert '[-0.1657, -0.0399, 0.1825]' in sentence
     values = [(114 - mean) / std for mean, std in zip(MEAN, STD, strict=True)]
-    assert len(padding_conflicts(config([pad], pad_value=114), values)) == 1
+    assert padding_conflicts(config([pad]), values) == []
+    assert padding_conflicts(config([pad], pad_value=None), [0.0, 1.0]) == []
 
 
 def test_channel_order_of_pad():

@@ -300,3 +300,16 @@ def test_tool_refuses_in_one_sentence(tmp_path):
         assert len(run.stderr.splitlines()) == 1
         assert 'Traceback' not in run.stderr
     assert contents(tmp_path) == {'notes.txt': b'mine'}
+
+
+def test_the_working_directory_itself_can_be_filled(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_shapes('.', num_train=1, num_val=1, progress=False)
+    make_shapes('.', num_train=2, num_val=1, overwrite=True, progress=False)
+    assert len(list(Path('train').iterdir())) == 2
+    assert Path.cwd() == tmp_path
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        'annotations',
+        'train',
+        'val',
+    ]

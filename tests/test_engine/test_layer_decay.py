@@ -67,10 +67,24 @@ def test_frozen_parameters_are_left_out():
     assert optimized == {id(p) for p in model.parameters() if p.requires_grad}
 
 
-@pytest.mark.parametrize('rate', [None, 0, 1.5, 'high'])
+@pytest.mark.parametrize('rate', [None, 0, 1.5, 'high', True])
 def test_bad_rate_is_named(rate):
     with pytest.raises(ValueError, match=rf'decay_rate must lie in.*{rate}'):
         build(Detector(), decay_rate=rate)
+
+
+def test_optimizers_without_weight_decay_or_rate():
+    cfg = dict(
+        constructor='LayerDecayOptimWrapperConstructor',
+        paramwise_cfg=dict(decay_rate=0.5),
+    )
+    wrapper = build_optim_wrapper(
+        Detector(), dict(cfg, optimizer=dict(type='SGD', lr=0.1))
+    )
+    rates = {round(group['lr'], 6) for group in wrapper.optimizer.param_groups}
+    assert rates == {0.1, 0.05, 0.025, 0.0125}
+    with pytest.raises(ValueError, match=r'optimizer\.lr, which is missing'):
+        build_optim_wrapper(Detector(), dict(cfg, optimizer=dict(type='AdamW')))
 
 
 def test_backbone_without_depth_is_named():

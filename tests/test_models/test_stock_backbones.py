@@ -46,9 +46,8 @@ BACKBONES = {
 @pytest.mark.parametrize('name', BACKBONES)
 def test_attach_conditions_and_detach_restores(name):
     kwargs, embed = BACKBONES[name]
-    scope = name.split('.')[0]
-    DefaultScope.get_instance(f'test-{name}', scope_name=scope)
-    backbone = randomise(MODELS.build(dict(type=name, **kwargs)))
+    with DefaultScope.overwrite_default_scope(name.split('.')[0]):
+        backbone = randomise(MODELS.build(dict(type=name, **kwargs)))
     backbone.eval()
     images = batch_images([photograph(96, 96, 1), photograph(64, 96, 2)])
     keys = list(backbone.state_dict())

@@ -190,6 +190,12 @@ def test_layer_depth():
         (dict(out_indices=4), 'out_indices'),
         (dict(frozen_stages=5), 'frozen_stages'),
         (dict(img_size=4), 'img_size=4 is smaller than patch_size=8'),
+        (dict(patch_size=0), 'patch_size must be an integer >= 1, but got 0'),
+        (dict(window_size=-1), 'window_size'),
+        (dict(drop_path_rate=1.0), r'drop_path_rate must lie in \[0, 1\)'),
+        (dict(out_indices=(0, 0)), 'twice'),
+        (dict(arch=None), 'arch must be'),
+        (dict(arch=ARCH | dict(num_layers=0)), 'num_layers'),
     ],
 )
 def test_bad_arguments_raise(kwargs, words):

@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+import cv2
 from mmcv.transforms import Compose
 from mmdet.apis import init_detector
 from mmdet.registry import DATASETS
@@ -18,6 +19,7 @@ from rich.progress import track
 from rich.table import Table
 
 from condtok_mm.analysis import measure_tokens, plot_tokens
+from condtok_mm.conditioning.attach import conditioned_layer
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff')
 
@@ -41,6 +43,13 @@ def main() -> None:
     register_all_modules()
     cfg = Config.fromfile(args.config)
     cfg.merge_from_dict(args.cfg_options or {})
+    if args.checkpoint and not Path(args.checkpoint).is_file():
+        sys.exit(f'checkpoint {args.checkpoint} does not exist.')
+    out_dir = Path(args.out_dir) / time.strftime('%Y%m%d_%H%M%S')
+    try:
+        out_dir.mkdir(parents=True)
+    except OSError as error:
+        sys.exit(f'{out_dir} cannot be made ({error}); name another --out-dir.')
     paths = find_images(args.images, cfg)[: args.max_images]
     if not paths:
         sys.exit(f'no image found in {args.images or cfg.test_dataloader.dataset}.')
@@ -53,14 +62,22 @@ def main() -> None:
         ]
     )
     try:
-        reports = [
-            measure_tokens(model.backbone, load(model, pipeline, path), path.name)
-            for path in track(paths, description='tokens')
-        ]
+        conditioned_layer(model.backbone)
     except ValueError as error:
         sys.exit(f'{args.config}: {error} Use one of the condtok configs.')
-    out_dir = Path(args.out_dir) / time.strftime('%Y%m%d_%H%M%S')
-    out_dir.mkdir(parents=True)
+    reports = []
+    for path in track(paths, description='tokens'):
+        try:
+            image = load(model, pipeline, path)
+        except (AssertionError, OSError, cv2.error) as error:
+            print(f'left out: {path} cannot be read ({error}).', file=sys.stderr)
+            continue
+        try:
+            reports.append(measure_tokens(model.backbone, image, path.name))
+        except ValueError as error:
+            print(f'left out: {error}', file=sys.stderr)
+    if not reports:
+        sys.exit('no image could be measured.')
     plot_tokens(reports, out_dir / 'singular_values.png')
     (out_dir / 'tokens.json').write_text(json.dumps([asdict(r) for r in reports]))
     Console().print(make_table(reports, model.backbone.conditioner.extra_repr()))

@@ -21,14 +21,17 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         paramwise_cfg (dict): Must hold ``decay_rate`` in (0, 1].
 
     Raises:
-        ValueError: If ``decay_rate`` is missing or out of range, or the model's
-            backbone does not tell the depth of its layers.
+        ValueError: If ``decay_rate`` is missing or out of range, the optimizer has no
+            ``lr``, or the model's backbone does not tell the depth of its layers.
     """
 
     def _validate_cfg(self) -> None:
         super()._validate_cfg()
+        if self.base_lr is None:
+            raise ValueError('layer-wise decay needs optimizer.lr, which is missing.')
         rate = self.paramwise_cfg.get('decay_rate')
-        if not isinstance(rate, int | float) or not 0 < rate <= 1:
+        number = isinstance(rate, int | float) and not isinstance(rate, bool)
+        if not number or not 0 < rate <= 1:
             raise ValueError(
                 f'paramwise_cfg.decay_rate must lie in (0, 1], but got {rate!r}.'
             )
@@ -65,14 +68,15 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             depth, count = backbone.get_layer_depth(names[id(param)], 'backbone.')
             scale = rate ** (count - 1 - depth)
             group['lr'] = group.get('lr', self.base_lr) * scale
-            group.setdefault('weight_decay', self.base_wd)
+            if self.base_wd is not None:
+                group.setdefault('weight_decay', self.base_wd)
             group['lr_scale'] = scale
             key = tuple(sorted(group.items()))
             merged.setdefault(key, {**group, 'params': []})['params'].append(param)
         for group in merged.values():
             print_log(
                 f'layer decay: lr {group["lr"]:.3g} (x {group["lr_scale"]:.3g}), '
-                f'weight decay {group["weight_decay"]:.3g}, '
+                f'weight decay {group.get("weight_decay", "default")}, '
                 f'{len(group["params"])} parameters',
                 logger='current',
             )

@@ -1,5 +1,6 @@
 """From the ``conditioner`` key of a config to a conditioned backbone."""
 
+import inspect
 import logging
 
 from mmengine.config import Config
@@ -32,10 +33,21 @@ def install_conditioner(
         print_log(f'{name}: no conditioner, stock tokens.', logger='current')
         return
     if isinstance(conditioner, dict):
+        known = inspect.signature(TokenConditioner).parameters
+        if unknown := sorted(set(conditioner) - set(known)):
+            raise TypeError(
+                f'conditioner has no argument {", ".join(unknown)}; it takes '
+                f'{", ".join(known)}.'
+            )
         conditioner = TokenConditioner(**conditioner)
+    elif not isinstance(conditioner, TokenConditioner):
+        raise TypeError(
+            'conditioner must be a dict of the arguments of TokenConditioner, a '
+            f'TokenConditioner or None, but got {conditioner!r}.'
+        )
     attach_conditioner(backbone, conditioner, embed)
     if conditioner.pad_value is not None:
-        backbone.register_forward_pre_hook(_PaddingCheck(conditioner.pad_value))
+        conditioner.register_forward_pre_hook(_PaddingCheck(conditioner.pad_value))
     print_log(
         f'{name}: tokens conditioned behind {embed} ({conditioner.extra_repr()}).',
         logger='current',

@@ -260,6 +260,13 @@ class CondTokViT(BaseModule):
                 f'frozen_stages must lie in [-1, {self.num_layers}], but got '
                 f'{frozen_stages}.'
             )
+        if not 0 <= drop_path_rate < 1:
+            raise ValueError(
+                f'drop_path_rate must lie in [0, 1), but got {drop_path_rate}.'
+            )
+        for name, value in (('patch_size', patch_size), ('window_size', window_size)):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f'{name} must be an integer >= 1, but got {value!r}.')
         self.frozen_stages = frozen_stages
         self.out_indices = _out_indices(out_indices, self.num_layers)
 
@@ -391,7 +398,7 @@ class CondTokViT(BaseModule):
 
 
 def _arch_settings(arch: str | dict) -> dict:
-    if isinstance(arch, str):
+    if not isinstance(arch, dict):
         if arch not in ARCHS:
             raise ValueError(
                 f'arch must be one of {", ".join(ARCHS)} or a dict, but got {arch!r}.'
@@ -405,6 +412,8 @@ def _arch_settings(arch: str | dict) -> dict:
             f'keys are {", ".join(ARCH_KEYS)}, the last two optional.'
         )
     depth = arch['num_layers']
+    if depth < 1:
+        raise ValueError(f'num_layers must be at least 1, but got {depth}.')
     quarter = max(depth // 4, 1)
     arch = dict(
         feedforward_channels=4 * arch['embed_dims'],
@@ -430,4 +439,7 @@ def _out_indices(indices: int | Sequence[int], depth: int) -> tuple[int, ...]:
         raise ValueError(
             f'out_indices must lie in [{-depth}, {depth - 1}], but got {outside}.'
         )
-    return tuple(index % depth for index in indices)
+    wanted = tuple(index % depth for index in indices)
+    if len(set(wanted)) < len(wanted):
+        raise ValueError(f'out_indices names a block twice: {indices}.')
+    return wanted

@@ -43,7 +43,7 @@ class SimpleFPN(BaseModule):
         super().__init__(init_cfg)
         if num_outs < 4:
             raise ValueError(f'num_outs must be at least 4, but got {num_outs}.')
-        if in_channels % 4:
+        if in_channels < 4 or in_channels % 4:
             raise ValueError(
                 f'in_channels must be a multiple of 4, but got {in_channels}.'
             )
