@@ -53,7 +53,7 @@ setup(
             'mmdet>=3.3,<4',
             'mmpretrain>=1.2,<2',
         ],
-        'tests': ['hypothesis', 'pytest', 'ruff'],
+        'tests': ['pytest', 'ruff'],
     },
     cmdclass={'build_py': BuildWithConfigs},
 )

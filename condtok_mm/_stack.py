@@ -40,6 +40,8 @@ def check_stack() -> None:
     """
     from packaging.version import Version  # noqa: PLC0415
 
+    originals = (names[1] for names in DISTRIBUTIONS.values())
+    remedy = ORIGINAL if any(map(_version, originals)) else MAINTAINED
     for name, (lowest, limit) in SUPPORTED.items():
         found = {
             distribution: number
@@ -55,14 +57,13 @@ def check_stack() -> None:
         if not find_spec(name):
             raise ImportError(
                 f'condtok_mm needs {name} >= {lowest}, which is not installed. Run: '
-                f'{MAINTAINED}  (the maintained OpenMMLab packages) or  {ORIGINAL}'
+                f'{remedy}'
             )
         for distribution, number in found.items():
             if not Version(lowest) <= Version(number) < Version(limit):
                 raise ImportError(
                     f'condtok_mm needs {lowest} <= {name} < {limit}, but '
-                    f'{distribution} {number} is installed. Run: {MAINTAINED}  (the '
-                    f'maintained OpenMMLab packages) or  {ORIGINAL}'
+                    f'{distribution} {number} is installed. Run: {remedy}'
                 )
 
 

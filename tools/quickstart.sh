@@ -18,7 +18,7 @@ run() {
     local log=$out/$1
     shift
     local status=0
-    "$@" 2>&1 | tee "$log" | {
+    "$@" 2>&1 | tee -a "$log" | {
         grep --line-buffered -E 'Epoch\((train|test)\)|conditioned behind' || true
     } || status=$?
     if [ "$status" -ne 0 ]; then

@@ -4,8 +4,8 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=$(bash "$root/tools/setup_env.sh")
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-if ! "$python" -c 'import pytest, hypothesis, ruff' 2>/dev/null; then
-    "$python" -m pip install -q pytest hypothesis ruff
+if ! "$python" -c 'import pytest, ruff' 2>/dev/null; then
+    "$python" -m pip install -q pytest ruff
 fi
 cd "$root"
 exec "$python" -m pytest "$@"

@@ -14,6 +14,7 @@ from mmdet.registry import DATASETS
 from mmdet.utils import get_test_pipeline_cfg, register_all_modules
 from mmengine.config import Config, DictAction
 from mmengine.utils import scandir
+from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -50,9 +51,14 @@ def main() -> None:
         out_dir.mkdir(parents=True)
     except OSError as error:
         sys.exit(f'{out_dir} cannot be made ({error}); name another --out-dir.')
-    paths = find_images(args.images, cfg)[: args.max_images]
+    paths = find_images(args.images, cfg)
     if not paths:
         sys.exit(f'no image found in {args.images or cfg.test_dataloader.dataset}.')
+    if len(paths) > args.max_images:
+        print(f'measuring the first {args.max_images} of {len(paths)} images')
+    paths = paths[: args.max_images]
+    if args.checkpoint is None:
+        print('no checkpoint given: the weights are random')
     model = init_detector(cfg, args.checkpoint, palette='random', device=args.device)
     pipeline = Compose(
         [
@@ -110,16 +116,21 @@ def load(model, pipeline: Compose, path: Path):
 
 
 def make_table(reports, title: str) -> Table:
-    table = Table(title=title)
-    table.add_column('image', overflow='ellipsis', no_wrap=True)
-    names = ('N', 'D', 'rank', 'kappa(X)', 'kappa(X+C)', 'above floor', 'growth')
+    table = Table(
+        title=title,
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        caption='kappa over the rank of X; "at floor": over the directions above the '
+        'noise floor; growth: of the Frobenius norm',
+    )
+    table.add_column('image', overflow='ellipsis', no_wrap=True, max_width=18)
+    names = ('N x D', 'rank', 'kappa(X)', 'kappa(X+C)', 'at floor', 'growth')
     for name in names:
         table.add_column(name, justify='right', no_wrap=True)
     for report in reports:
         table.add_row(
             report.name,
-            str(report.num_tokens),
-            str(report.channels),
+            f'{report.num_tokens} x {report.channels}',
             str(report.rank),
             f'{report.kappa_before:.3g}',
             f'{report.kappa_after:.3g}',

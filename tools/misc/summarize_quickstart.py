@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -24,19 +25,21 @@ def main() -> None:
         f'AP50 {metrics["coco/bbox_mAP_50"]:.3f}',
         f'mask mAP {metrics["coco/segm_mAP"]:.3f}   '
         f'AP50 {metrics["coco/segm_mAP_50"]:.3f}',
-        f'condition number of the tokens {before:.3g}, conditioned {after:.3g} '
-        f'({above:.3g} above the noise floor)',
+        f'condition number of the tokens {before:.3g}, conditioned {after:.3g};',
+        f'{above:.3g} over the directions above the noise floor (2.48 at most)',
         '',
         f'pictures    {test / "predictions"}  (truth left, prediction right)',
         f'tokens      {newest(args.folder / "tokens") / "singular_values.png"}',
         f'logs        {args.folder / "train.log"}, {args.folder / "test.log"}',
         f'checkpoint  {(args.folder / "train" / "last_checkpoint").read_text()}',
-        '',
-        'Next, on your own COCO-format data (see "Your own data" in README.md):',
-        f'  python tools/train.py {args.config} --cfg-options '
-        'train_dataloader.dataset.data_root=YOUR_DATA/ ...',
     ]
     Console().print(Panel('\n'.join(lines), title='condtok_mm quickstart'))
+    print(
+        'Next, on your own COCO-format data (the whole command is under "Your own '
+        f'data" in README.md):\n{sys.executable} tools/train.py {args.config} '
+        '--work-dir work_dirs/mine --cfg-options '
+        'train_dataloader.dataset.data_root=YOUR_DATA/'
+    )
 
 
 def newest(folder: Path) -> Path:

@@ -1,6 +1,15 @@
 dataset_type = 'CocoDataset'
 data_root = 'data/shapes/'
-metainfo = dict(classes=('disc', 'square', 'triangle', 'star', 'cross'))
+metainfo = dict(
+    classes=('disc', 'square', 'triangle', 'star', 'cross'),
+    palette=[
+        (230, 25, 75),
+        (0, 130, 200),
+        (255, 225, 25),
+        (60, 180, 75),
+        (245, 130, 48),
+    ],
+)
 backend_args = None
 
 train_pipeline = [
