@@ -11,6 +11,7 @@ python=$(bash tools/setup_env.sh)
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONWARNINGS=ignore
 
+trap 'echo; echo "quickstart: interrupted; the same command goes on."; exit 130' INT
 step() { printf '\n== %s\n' "$*"; }
 
 # run LOG COMMAND...: show the lines that tell progress, keep all of them in the log.
