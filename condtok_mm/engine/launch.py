@@ -98,6 +98,10 @@ def _run_mmdet_tool(name: str) -> None:
     for tools in (package / '.mim' / 'tools', package.parent / 'tools'):
         if (tools / name).is_file():
             runpy.run_path(str(tools / name), run_name='__main__')
+            if torch.distributed.is_initialized():
+                # Threads of a process group that is left open can abort the exit.
+                torch.distributed.barrier()
+                torch.distributed.destroy_process_group()
             return
     sys.exit(
         f'mmdet in {package} has no tools/{name} beside it; install mmdet from a wheel '
