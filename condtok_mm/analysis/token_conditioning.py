@@ -7,9 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..conditioning import condition_number, valid_tokens
 from ..conditioning.attach import conditioned_layer
-from ..conditioning.spectrum import singular_values
+from ..conditioning.spectrum import default_rtol, numerical_rank, singular_values
 
 
 @dataclass
@@ -57,30 +56,23 @@ def measure_tokens(backbone: nn.Module, image: Tensor, name: str = '') -> TokenR
     Raises:
         ValueError: If the backbone has no conditioner, or the image no token.
     """
-    layer = conditioned_layer(backbone)
-    conditioner = backbone.conditioner
-    strength = conditioner.strength
-    after, grid = layer(image)
-    try:
-        conditioner.strength = 0.0
-        before, _ = layer(image)
-    finally:
-        conditioner.strength = strength
-    valid = None
-    if conditioner.pad_value is not None:
-        valid = valid_tokens(image, grid, conditioner.pad_value)
-    kappa, rank = (out[0] for out in condition_number(before, valid, conditioner.rtol))
-    values_before = singular_values(before, valid)[0]
-    values_after = singular_values(after, valid)[0]
+    forward = conditioned_layer(backbone).forward
+    conditioner = forward.conditioner
+    before, valid = forward.tokens(image, forward.embed(image))
+    after = conditioner(before, valid)
+    rtol = default_rtol(before.dtype) if conditioner.rtol is None else conditioner.rtol
+    values_before = singular_values(before, valid, rtol)[0]
+    values_after = singular_values(after, valid, rtol)[0]
+    rank = numerical_rank(values_before[None], rtol).item()
     if rank == 0:
         raise ValueError(f'{name}: the image holds nothing but padding, inf or nan.')
-    above = (values_before >= conditioner.floor * values_before[0])[:rank].sum()
+    above = int((values_before >= conditioner.floor * values_before[0])[:rank].sum())
     return TokenReport(
         name=name,
         num_tokens=before.shape[1] if valid is None else int(valid.sum()),
         channels=before.shape[2],
-        rank=rank.item(),
-        kappa_before=kappa.item(),
+        rank=rank,
+        kappa_before=(values_before[0] / values_before[rank - 1]).item(),
         kappa_after=(values_after[0] / values_after[rank - 1]).item(),
         kappa_above_floor=(values_after[0] / values_after[above - 1]).item(),
         growth=(values_after.norm() / values_before.norm()).item(),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 from threading import Lock
 
 import torch
@@ -119,24 +120,8 @@ class ConditionedForward:
         if self.conditioner.strength == 0:
             return _stock_forward(self.layer, images, *args, **kwargs)
         dtype = self._stock_dtype(images, *args, **kwargs)
-        tf32_off = ieee_fp32() if images.is_cuda else nullcontext()
-        with torch.autocast(images.device.type, enabled=False), tf32_off:
-            output = self._embed(images, *args, **kwargs)
-        embedded, grid = _split(output)
-        valid = None
-        if self.conditioner.pad_value is not None:
-            if grid is None:
-                raise ValueError(
-                    f'{type(self.layer).__name__} returns tokens without their grid, '
-                    'so padding cannot be told from image; set pad_value=None in the '
-                    'conditioner to count every token.'
-                )
-            valid = valid_tokens(
-                images,
-                grid,
-                self.conditioner.pad_value,
-                _stride(self.layer, images.shape[2:], grid),
-            )
+        output = self.embed(images, *args, **kwargs)
+        embedded, valid = self.tokens(images, output)
         tokens = self.conditioner(embedded, valid)
         if dtype is not None:
             tokens = tokens.to(dtype)
@@ -144,20 +129,58 @@ class ConditionedForward:
             tokens = torch.where(fits, tokens, embedded.to(dtype))
         return _join(output, tokens)
 
-    def _embed(self, images: Tensor, *args, **kwargs):
-        state = {
-            **dict(self.layer.named_parameters()),
-            **dict(self.layer.named_buffers()),
-        }
+    def embed(self, images: Tensor, *args, **kwargs):
+        """Run the layer alone, in IEEE fp32 or better.
+
+        Args:
+            images (Tensor): Images. Has shape (B, C, H, W).
+            *args: Further arguments of the layer.
+            **kwargs: Further keyword arguments of the layer.
+
+        Returns:
+            What the layer returns.
+        """
         halves = {
             f'layer.{name}': value.float()
-            for name, value in state.items()
+            for name, value in chain(
+                self.layer.named_parameters(), self.layer.named_buffers()
+            )
             if value.dtype in (torch.float16, torch.bfloat16)
         }
         images = images.to(torch.promote_types(images.dtype, torch.float32))
-        if halves:
-            return functional_call(_Stock(self.layer), halves, (images, *args), kwargs)
-        return _stock_forward(self.layer, images, *args, **kwargs)
+        tf32_off = ieee_fp32() if images.is_cuda else nullcontext()
+        with torch.autocast(images.device.type, enabled=False), tf32_off:
+            if halves:
+                stock = _Stock(self.layer)
+                return functional_call(stock, halves, (images, *args), kwargs)
+            return _stock_forward(self.layer, images, *args, **kwargs)
+
+    def tokens(self, images: Tensor, output) -> tuple[Tensor, Tensor | None]:
+        """Find the tokens in what the layer returned, and which of them hold image.
+
+        Args:
+            images (Tensor): Images. Has shape (B, C, H, W).
+            output: What :meth:`embed` returned for them.
+
+        Returns:
+            tuple[Tensor, Tensor | None]: Tokens (B, N, D), and the valid ones, boolean
+            (B, N), or None where every token counts.
+
+        Raises:
+            ValueError: If padding is asked for and the layer tells no grid.
+        """
+        tokens, grid = _split(output)
+        pad_value = self.conditioner.pad_value
+        if pad_value is None:
+            return tokens, None
+        if grid is None:
+            raise ValueError(
+                f'{type(self.layer).__name__} returns tokens without their grid, so '
+                'padding cannot be told from image; set pad_value=None in the '
+                'conditioner to count every token.'
+            )
+        stride = _stride(self.layer, images.shape[2:], grid)
+        return tokens, valid_tokens(images, grid, pad_value, stride)
 
     def _stock_dtype(self, images: Tensor, *args, **kwargs) -> torch.dtype | None:
         """Dtype that the layer alone returns here, None if it computes in fp32 anyway.

@@ -36,9 +36,8 @@ class TokenConditioner(nn.Module):
         solver (str): 'svd' (reference), 'eigh' (the Gram matrix of the shorter side,
             in float64) or 'auto'. 'auto' is 'svd' where the numerical range reaches
             below the 4.8e-7 that a Gram matrix resolves, as for fp64 tokens, and
-            'eigh' otherwise: on
-            CPU it took 0.3 to 0.6 of the time of 'svd' for N x D from 4200 x 768 to
-            66800 x 96. Defaults to 'auto'.
+            'eigh' otherwise: on CPU it took 0.3 to 0.6 of the time of 'svd', for N x D
+            from 196 x 768 to 66800 x 96. Defaults to 'auto'.
         floor (float): Noise floor in [0, 1], a fraction of s_1 (dimensionless).
             Defaults to 0.0.
         rtol (float, optional): Singular values of at most rtol * s_1 are outside the

@@ -118,14 +118,24 @@ def condition_number(
         ValueError: If a shape is wrong or ``rtol`` does not lie in (0, 1).
     """
     values = singular_values(tokens, valid, rtol)
-    rtol = _range(tokens.dtype, rtol)
-    top = values[:, :1]
-    inside = values > rtol * top
-    rank = inside.sum(-1)
-    smallest = torch.where(inside, values, torch.inf).amin(-1)
-    kappa = torch.where(rank > 0, top.squeeze(-1) / smallest, 1)
-    kappa = torch.where(top.squeeze(-1).isnan(), torch.nan, kappa)
+    rank = numerical_rank(values, _range(tokens.dtype, rtol))
+    top = values[:, 0]
+    smallest = values.gather(1, (rank - 1).clamp_min(0).unsqueeze(1)).squeeze(1)
+    kappa = torch.where(rank > 0, top / smallest, torch.where(top.isnan(), top, 1))
     return kappa.to(torch.promote_types(tokens.dtype, torch.float32)), rank
+
+
+def numerical_rank(values: Tensor, rtol: float) -> Tensor:
+    """Count the singular values of each matrix that lie in its numerical range.
+
+    Args:
+        values (Tensor): Singular values, descending. Has shape (B, K).
+        rtol (float): Numerical range as a fraction of the largest (dimensionless).
+
+    Returns:
+        Tensor: Rank (B,), an integer; 0 for zero matrices and for nan.
+    """
+    return (values > rtol * values[:, :1]).sum(-1)
 
 
 def normalise(rows: Tensor) -> tuple[Tensor, Tensor]:

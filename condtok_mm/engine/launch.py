@@ -22,7 +22,9 @@ def run_train() -> None:
     Raises:
         SystemExit: If the run would overwrite another one.
     """
-    args = _parse('config', '--work-dir', '--resume')
+    parser = _parser('config', '--work-dir')
+    parser.add_argument('--resume', nargs='?', const='auto')
+    args = _parse(parser, 'train.py')
     if not args.overwrite and args.resume is None:
         folder = args.work_dir or _load_config(args).get('work_dir')
         folder = folder or f'work_dirs/{Path(args.config).stem}'
@@ -31,7 +33,7 @@ def run_train() -> None:
                 f'{folder} holds a run already ({", ".join(checkpoints)}). Go on with '
                 f'it by --resume, give another --work-dir, or {OVERWRITE} it.'
             )
-    _run_mmdet_tool('train.py')
+    _run_mmdet_tool('train.py', args.launcher)
 
 
 def run_test() -> None:
@@ -42,7 +44,7 @@ def run_test() -> None:
             that exists and ``--overwrite`` is not given, or the checkpoint does not
             exist.
     """
-    args = _parse('config', 'checkpoint', '--out')
+    args = _parse(_parser('config', 'checkpoint', '--out'), 'test.py')
     local = '://' not in args.checkpoint
     if local and not Path(args.checkpoint).is_file():
         sys.exit(f'checkpoint {args.checkpoint} does not exist.')
@@ -50,7 +52,7 @@ def run_test() -> None:
         for path in _outputs(args):
             if path.exists():
                 sys.exit(f'{path} exists already; name another, or {OVERWRITE} it.')
-    _run_mmdet_tool('test.py')
+    _run_mmdet_tool('test.py', args.launcher)
 
 
 def _outputs(args: argparse.Namespace) -> Iterator[Path]:
@@ -69,31 +71,32 @@ def _load_config(args: argparse.Namespace) -> Config:
     return cfg
 
 
-def _parse(*names: str) -> argparse.Namespace:
-    """Read the named arguments, and take ``--overwrite`` out of ``sys.argv``."""
+def _parser(*names: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
     for name in names:
-        if name == '--resume':
-            parser.add_argument(name, nargs='?', const='auto')
-        else:
-            parser.add_argument(name)
+        parser.add_argument(name)
     parser.add_argument('--launcher', default='none')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction)
     parser.add_argument(OVERWRITE, action='store_true')
+    return parser
+
+
+def _parse(parser: argparse.ArgumentParser, tool: str) -> argparse.Namespace:
+    """Read the arguments, and take ``--overwrite`` out of ``sys.argv``."""
     if {'-h', '--help'} & set(sys.argv):
         print(f"Flag beside mmdet's own: {OVERWRITE}, replace an earlier run.\n")
-        return argparse.Namespace(overwrite=True, checkpoint='://', out=None)
+        _run_mmdet_tool(tool)
     args, _ = parser.parse_known_args()
     sys.argv = [word for word in sys.argv if word != OVERWRITE]
     if not Path(args.config).is_file():
         sys.exit(f'config {args.config} does not exist.')
-    if args.launcher == 'pytorch' and not torch.cuda.is_available():
-        # mmengine's own start-up selects a GPU whatever the backend.
-        torch.distributed.init_process_group('gloo')
     return args
 
 
-def _run_mmdet_tool(name: str) -> None:
+def _run_mmdet_tool(name: str, launcher: str = 'none') -> None:
+    if launcher == 'pytorch' and not torch.cuda.is_available():
+        # mmengine's own start-up selects a GPU whatever the backend.
+        torch.distributed.init_process_group('gloo')
     package = Path(mmdet.__file__).parent
     for tools in (package / '.mim' / 'tools', package.parent / 'tools'):
         if (tools / name).is_file():

@@ -202,7 +202,6 @@ def test_bad_conditioner_is_named(conditioner, error, words):
         build(conditioner)
 
 
-def test_ready_made_conditioner_and_start_up_line(caplog):
-    with caplog.at_level('INFO'):
-        model = build(TokenConditioner(kappa=3.0, floor=0.2))
-    assert model.conditioner.kappa == 3.0
+def test_ready_made_conditioner():
+    conditioner = TokenConditioner(kappa=3.0, floor=0.2)
+    assert build(conditioner).conditioner is conditioner
