@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from .conditioner import TokenConditioner
+from .conditioner import TokenConditioner, cast_if_finite
 from .padding import valid_tokens
 
 
@@ -124,9 +124,7 @@ class ConditionedForward:
         embedded, valid = self.tokens(images, output)
         tokens = self.conditioner(embedded, valid)
         if dtype is not None:
-            tokens = tokens.to(dtype)
-            fits = tokens.detach().isfinite().flatten(1).all(1)[:, None, None]
-            tokens = torch.where(fits, tokens, embedded.to(dtype))
+            tokens = cast_if_finite(tokens, dtype, embedded)
         return _join(output, tokens)
 
     def embed(self, images: Tensor, *args, **kwargs):

@@ -5,8 +5,9 @@ U V^T of X when h(s) = 1 / s. With a noise floor rho, h(s) = 1 / sqrt(s^2 + (rho
 s_1)^2), and directions well below rho s_1 fade out. The first is the construction
 of Saratchandran and Lucey (arXiv 2505.12789), the floor is this project's addition.
 
-The largest singular value and R are computed in float64: a Gram matrix squares the
-condition number, and an fp32 one loses every direction below 3e-4 of the largest.
+A Gram matrix squares the condition number: one in fp32 loses every direction below
+3e-4 of the largest. So all is float64, unless a floor of at least ``FP32_FLOOR`` bounds
+the condition number, or the solver makes several passes.
 """
 
 from collections.abc import Callable
@@ -15,15 +16,22 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .newton_schulz import newton_schulz
+
 GRAM_RTOL = 4 * torch.finfo(torch.float32).eps
 """Smallest ratio s / s_1 (dimensionless) that a float64 Gram matrix resolves well."""
+
+FP32_FLOOR = 0.03
+"""Smallest floor (dimensionless) for which an fp32 Gram matrix is enough.
+
+C is then right to 5e-5, and to 1e-5 at 0.1."""
 
 
 def svd_spectrum(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Singular values and right singular vectors from an SVD, the reference.
 
     Args:
-        rows (Tensor): Matrices in float64. Has shape (B, M, K).
+        rows (Tensor): Matrices. Has shape (B, M, K).
 
     Returns:
         tuple[Tensor, Tensor]: Singular values (B, K) and, in columns, an orthonormal
@@ -41,7 +49,7 @@ def eigh_spectrum(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Singular values and right singular vectors from the Gram matrix.
 
     Args:
-        rows (Tensor): Matrices in float64. Has shape (B, M, K).
+        rows (Tensor): Matrices. Has shape (B, M, K).
 
     Returns:
         tuple[Tensor, Tensor]: Singular values (B, K) and, in columns, an orthonormal
@@ -51,10 +59,70 @@ def eigh_spectrum(rows: Tensor) -> tuple[Tensor, Tensor]:
     return eigenvalues.clamp_min(0).sqrt(), basis
 
 
-SOLVERS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+SPECTRA: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
     'svd': svd_spectrum,
     'eigh': eigh_spectrum,
 }
+SOLVERS = (*SPECTRA, 'newton_schulz')
+
+
+def choose_solver(tokens: Tensor, floor: float, rtol: float) -> str:
+    """The solver that ``solver='auto'`` stands for.
+
+    Args:
+        tokens (Tensor): Token matrices. Has shape (B, N, D).
+        floor (float): Noise floor, a fraction of s_1 (dimensionless).
+        rtol (float): Numerical range as a fraction of s_1 (dimensionless).
+
+    Returns:
+        str: Key of ``SOLVERS``; the reasons are in the docstring of TokenConditioner.
+    """
+    if rtol < GRAM_RTOL and floor <= rtol:
+        return 'svd'
+    return 'eigh' if tokens.device.type == 'cpu' else 'newton_schulz'
+
+
+def compute_dtype(solver: str, dtype: torch.dtype, floor: float) -> torch.dtype:
+    """Dtype that a solver works in.
+
+    Args:
+        solver (str): Key of ``SOLVERS``.
+        dtype (torch.dtype): Dtype of the tokens.
+        floor (float): Noise floor, a fraction of s_1 (dimensionless).
+
+    Returns:
+        torch.dtype: fp32 where that is enough, and float64 otherwise.
+    """
+    enough = solver == 'newton_schulz' or (solver == 'eigh' and floor >= FP32_FLOOR)
+    return torch.promote_types(dtype, torch.float32 if enough else torch.float64)
+
+
+def polar_factor(
+    rows: Tensor, solver: str, floor: float, rtol: float, constant_root: bool
+) -> tuple[Tensor, Tensor]:
+    """Polar factor U f(S) V^T of rows = U S V^T, and the largest singular value.
+
+    f(s) = s / sqrt(s^2 + (floor s_1)^2), or, where ``floor <= rtol``, 1 for s above
+    rtol s_1 and 0 below.
+
+    Args:
+        rows (Tensor): Matrices with entries of at most about one, in the dtype that
+            :func:`compute_dtype` names. Has shape (B, M, K).
+        solver (str): Key of ``SOLVERS``.
+        floor (float): Noise floor, a fraction of s_1 (dimensionless).
+        rtol (float): Numerical range as a fraction of s_1 (dimensionless).
+        constant_root (bool): Whether the K x K matrix that multiplies the rows is a
+            constant for the gradient.
+
+    Returns:
+        tuple[Tensor, Tensor]: The factor (B, M, K), and s_1 (B, 1, 1).
+    """
+    if solver == 'newton_schulz':
+        return newton_schulz(rows, floor, rtol, constant_root)
+    root, top = InverseRoot.apply(
+        rows.detach() if constant_root else rows, solver, floor, rtol
+    )
+    return rows @ root, top[:, None, None]
 
 
 class InverseRoot(torch.autograd.Function):
@@ -66,8 +134,8 @@ class InverseRoot(torch.autograd.Function):
 
     Apply as ``InverseRoot.apply(rows, solver, floor, rtol)``:
 
-    * rows (Tensor): Matrices in float64. Has shape (B, M, K).
-    * solver (str): Key of ``SOLVERS``.
+    * rows (Tensor): Matrices. Has shape (B, M, K).
+    * solver (str): Key of ``SPECTRA``.
     * floor (float): Noise floor rho, a fraction of s_1 (dimensionless).
     * rtol (float): With ``floor <= rtol``, singular values of at most rtol * s_1
       are outside the numerical range and h is zero there. A larger floor has
@@ -79,7 +147,7 @@ class InverseRoot(torch.autograd.Function):
     @staticmethod
     def forward(ctx, rows, solver, floor, rtol):
         """Compute R and s_1; arguments and result as in the class docstring."""
-        values, basis = SOLVERS[solver](rows)
+        values, basis = SPECTRA[solver](rows)
         top = values.amax(-1, keepdim=True)
         kept = values > rtol * top if floor <= rtol else (top > 0).expand_as(values)
         roots = (values.square() + (floor * top).square()).sqrt()

@@ -1,9 +1,11 @@
 """Numerical rank and condition number of token matrices."""
 
+import math
+
 import torch
 from torch import Tensor
 
-from .polar import GRAM_RTOL, SOLVERS
+from .polar import GRAM_RTOL, SPECTRA
 
 
 def check_tokens(tokens: Tensor, valid: Tensor | None) -> None:
@@ -76,10 +78,10 @@ def singular_values(
     rows = tokens.detach().double()
     if valid is not None:
         rows = torch.where(valid.unsqueeze(-1), rows, 0)
-    finite = rows.isfinite().flatten(1).all(1)[:, None, None]
-    rows, scale = normalise(torch.where(finite, rows, 0))
+    scale, finite = entry_scale(rows)
+    rows = torch.where(finite, rows, 0) / scale
     rows = rows if rows.shape[1] >= rows.shape[2] else rows.mT
-    values, _ = SOLVERS['eigh' if rtol >= GRAM_RTOL else 'svd'](rows)
+    values, _ = SPECTRA['eigh' if rtol >= GRAM_RTOL else 'svd'](rows)
     values = values.sort(descending=True).values * scale.squeeze(-1)
     return torch.where(finite.squeeze(-1), values, torch.nan)
 
@@ -138,17 +140,36 @@ def numerical_rank(values: Tensor, rtol: float) -> Tensor:
     return (values > rtol * values[:, :1]).sum(-1)
 
 
-def normalise(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale each matrix to entries around one, so that no square over- or underflows.
+def entry_scale(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale that brings the entries of each matrix to at most two.
+
+    Without it a square of tokens may over- or underflow.
 
     Args:
-        rows (Tensor): Finite matrices in float64. Has shape (B, M, K), not empty.
+        rows (Tensor): Matrices. Has shape (B, M, K), not empty.
 
     Returns:
-        tuple[Tensor, Tensor]: The matrices, and what they were divided by (B, 1, 1),
-        a constant for the gradient and a power of two, so that nothing is rounded.
+        tuple[Tensor, Tensor]: What to divide by (B, 1, 1), a constant for the gradient
+        and a power of two, so that nothing is rounded; and whether all entries are
+        finite (B, 1, 1), boolean. Where they are not, the scale is one.
     """
-    largest = rows.detach().abs().amax((-2, -1), keepdim=True)
-    _, exponent = torch.frexp(largest)
-    scale = torch.ldexp(torch.ones_like(largest), exponent - 1)
-    return rows / scale, scale
+    largest = largest_entry(rows)
+    finite = largest.isfinite()
+    _, limit = math.frexp(torch.finfo(rows.dtype).max)
+    exponent = torch.where(finite, largest, 1).log2().floor()
+    return exponent.clamp(2 - limit, limit - 2).exp2(), finite
+
+
+def largest_entry(rows: Tensor) -> Tensor:
+    """Largest magnitude in each matrix, a constant for the gradient.
+
+    Args:
+        rows (Tensor): Matrices. Has shape (B, M, K), not empty.
+
+    Returns:
+        Tensor: Magnitudes (B, 1, 1); nan where a matrix holds nan.
+    """
+    rows = rows.detach()
+    return torch.maximum(
+        rows.amax((-2, -1), keepdim=True), -rows.amin((-2, -1), keepdim=True)
+    )
