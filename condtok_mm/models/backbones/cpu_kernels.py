@@ -1,8 +1,8 @@
-"""The two halves of a transformer block on CPU, a chunk of rows at a time.
+"""The two halves of a transformer block on CPU, a chunk at a time.
 
-A tensor of tens of MiB costs more to allocate than to compute, and does not fit a cache.
-So nothing wider than what the backward pass needs is made whole: of the feed-forward
-network the hidden layer before its activation, of attention queries, keys and values.
+A tensor of tens of MiB takes longer to allocate than to compute, and fits no cache. So
+only what the backward pass needs is made whole: of the feed-forward network the hidden
+layer before its activation, of attention the queries, keys and values.
 """
 
 import torch
@@ -11,8 +11,10 @@ from mmcv.cnn.bricks.wrappers import Linear
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-CHUNK = 2**21
-"""Numbers in the widest tensor of a chunk: 8 MiB in fp32, which the allocator reuses."""
+HIDDEN = 2**21
+"""Numbers in a chunk of a hidden layer: 8 MiB in fp32, which an allocator reuses."""
+SCORES = 2**19
+"""Attention scores in a chunk: 2 MiB in fp32, what an L2 cache holds."""
 
 
 def usable(x: Tensor, *modules: nn.Module) -> bool:
@@ -67,7 +69,7 @@ class FeedForward(torch.autograd.Function):
         """Compute; arguments and result as in the class docstring."""
         hidden = x.new_empty(len(x), len(weight1)) if training else None
         out = x.new_empty(len(x), len(weight2))
-        for rows in _chunks(len(x), len(weight1)):
+        for rows in _chunks(len(x), len(weight1), HIDDEN):
             before = torch.addmm(
                 bias1, x[rows], weight1.T, out=hidden[rows] if training else None
             )
@@ -85,7 +87,7 @@ class FeedForward(torch.autograd.Function):
         grad_x = torch.empty_like(x)
         grad1, grad2 = torch.zeros_like(weight1), torch.zeros_like(weight2)
         grad_bias1 = weight1.new_zeros(len(weight1))
-        for rows in _chunks(len(x), len(weight1)):
+        for rows in _chunks(len(x), len(weight1), HIDDEN):
             before = hidden[rows]
             after = F.gelu(before, approximate=ctx.approximate)
             grad2.addmm_(grad[rows].T, after)
@@ -124,7 +126,7 @@ class WindowAttention(torch.autograd.Function):
         heads = biases.shape[-3]
         qkv = x.new_empty(count * places, 3 * channels) if training else None
         out = torch.empty_like(x)
-        for windows in _chunks(count, heads * places**2):
+        for windows in _chunks(count, heads * places**2, SCORES):
             rows = slice(windows.start * places, windows.stop * places)
             projected = torch.addmm(
                 bias_in,
@@ -154,7 +156,7 @@ class WindowAttention(torch.autograd.Function):
         grad_x, grad_biases = torch.empty_like(x), torch.zeros_like(biases)
         grad_in, grad_out = torch.zeros_like(weight_in), torch.zeros_like(weight_out)
         grad_bias_in = weight_in.new_zeros(len(weight_in))
-        for windows in _chunks(count, heads * places**2):
+        for windows in _chunks(count, heads * places**2, SCORES):
             rows = slice(windows.start * places, windows.stop * places)
             heads_of = _split_heads(qkv[rows], places, heads, 3)
             query, key, value = heads_of
@@ -193,8 +195,100 @@ class WindowAttention(torch.autograd.Function):
         )
 
 
-def _chunks(count: int, size: int) -> list[slice]:
-    step = max(1, CHUNK // size)
+class GridAttention(torch.autograd.Function):
+    """Multi-head attention over maps with decomposed relative positions.
+
+    To the score of query (y, x) and key (r, c) it adds q . rows[y, r] and
+    q . columns[x, c] (MViTv2, arXiv 2112.01526), with q before scaling.
+
+    Apply as ``GridAttention.apply(qkv, rows, columns, scale)``:
+
+    * qkv (Tensor): Queries, keys and values. Has shape (n, H * W, 3, heads, d).
+    * rows (Tensor): Position vectors. Has shape (H, H, d).
+    * columns (Tensor): Position vectors. Has shape (W, W, d).
+    * scale (float): Factor on the scores.
+
+    Returns attended values (n, H * W, heads * d).
+    """
+
+    @staticmethod
+    def forward(ctx, qkv, rows, columns, scale):
+        """Attend; arguments and result as in the class docstring."""
+        count, places, _, heads, _ = qkv.shape
+        by_head = _split_heads(qkv.flatten(2).flatten(0, 1), places, heads, 3)
+        out = torch.empty_like(by_head[2])
+        for group, lines in _grid_chunks(by_head, rows, columns):
+            query, key = by_head[0, group, lines], by_head[1, group]
+            weights, _ = _grid_weights(query, key, rows, columns, lines, scale)
+            torch.bmm(weights, by_head[2, group], out=out[group, lines])
+        out = _merge_heads(out[None], heads).view(count, places, -1)
+        ctx.save_for_backward(by_head, rows, columns, out)
+        ctx.scale = scale
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        """Gradients for qkv and the position vectors."""
+        by_head, rows, columns, out = ctx.saved_tensors
+        count, places = out.shape[:2]
+        heads = by_head.shape[1] // count
+        size = (len(rows), len(columns))
+        mean = (grad * out).view(count, places, heads, -1).sum(-1).mT.flatten(0, 1)
+        grad = _split_heads(grad.flatten(0, 1), places, heads, 1)[0]
+        grads = torch.zeros_like(by_head)
+        grad_rows, grad_columns = torch.zeros_like(rows), torch.zeros_like(columns)
+        for group, lines in _grid_chunks(by_head, rows, columns):
+            query, key, value = by_head[0, group, lines], *by_head[1:, group]
+            weights, grid = _grid_weights(query, key, rows, columns, lines, ctx.scale)
+            incoming = grad[group, lines]
+            grads[2, group] += weights.mT @ incoming
+            scores = (incoming @ value.mT).sub_(mean[group, lines, None]).mul_(weights)
+            of_grid = scores.view(*grid.shape[:3], *size)
+            rows_of = slice(lines.start // size[1], lines.stop // size[1])
+            to_rows, to_columns = of_grid.sum(-1), of_grid.sum(-2)
+            grad_rows[rows_of] += torch.einsum('gyxk,gyxc->ykc', to_rows, grid)
+            grad_columns += torch.einsum('gyxk,gyxc->xkc', to_columns, grid)
+            back = torch.einsum('gyxk,ykc->gyxc', to_rows, rows[rows_of])
+            back += torch.einsum('gyxk,xkc->gyxc', to_columns, columns)
+            scores.mul_(ctx.scale)
+            grads[0, group, lines] = back.flatten(1, 2).baddbmm_(scores, key)
+            grads[1, group] += scores.mT @ query
+        grads = _merge_heads(grads, heads).view(count, places, 3, heads, -1)
+        return grads, grad_rows, grad_columns, None
+
+
+def _grid_chunks(by_head: Tensor, rows: Tensor, columns: Tensor):
+    """Groups of (image, head) and, in them, whole lines of queries."""
+    places = by_head.shape[2]
+    step = max(1, SCORES // (len(columns) * places)) * len(columns)
+    for group in _chunks(by_head.shape[1], places**2, SCORES):
+        for first in range(0, places, step):
+            yield group, slice(first, min(first + step, places))
+
+
+def _grid_weights(
+    query: Tensor,
+    key: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    lines: slice,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Weights (g, r * W, H * W) of r lines of queries, and those (g, r, W, d)."""
+    width = len(columns)
+    grid = query.unflatten(1, (-1, width))
+    rows = rows[lines.start // width : lines.stop // width]
+    to_rows = torch.einsum('gyxc,ykc->gyxk', grid, rows)
+    to_columns = torch.einsum('gyxc,xkc->gyxk', grid, columns)
+    scores = (query @ key.mT).mul_(scale)
+    of_grid = scores.view(*grid.shape[:3], -1, width)
+    of_grid.add_(to_rows[..., None]).add_(to_columns[..., None, :])
+    return scores.softmax(-1), grid
+
+
+def _chunks(count: int, size: int, limit: int) -> list[slice]:
+    step = max(1, limit // size)
     return [slice(first, min(first + step, count)) for first in range(0, count, step)]
 
 

@@ -3,14 +3,14 @@
 import torch
 import torch.nn.functional as F
 from mmcv.cnn.bricks import DropPath
-from mmcv.cnn.bricks.transformer import FFN
 from mmdet.models.backbones.swin import ShiftWindowMSA, SwinTransformer
 from torch import Tensor
 
 from ...conditioning import TokenConditioner
 from ...registry import register
+from .cpu_kernels import WindowAttention, usable
 from .install import install_conditioner
-from .cpu_kernels import FeedForward, WindowAttention, usable
+from .layers import ChunkedFFN, ScaledDropPath
 from .windows import from_windows, to_windows, window_biases, window_plan
 
 ATTENTIONS = ('fused', 'stock')
@@ -74,63 +74,6 @@ class FusedShiftWindowMSA(ShiftWindowMSA):
             scale=msa.scale,
         )
         return msa.proj_drop(msa.proj(x.transpose(1, 2).flatten(2)))
-
-
-class ChunkedFFN(FFN):
-    """mmcv's ``FFN``, with its hidden layer kept in the cache on CPU.
-
-    Args:
-        stock (FFN): What to take the place of, with its parameters.
-    """
-
-    def __init__(self, stock: FFN) -> None:
-        torch.nn.Module.__init__(self)
-        self.__dict__.update(stock.__dict__)
-
-    def forward(self, x: Tensor, identity: Tensor | None = None) -> Tensor:
-        """Transform each token.
-
-        Args:
-            x (Tensor): Tokens. Has shape (..., D).
-            identity (Tensor, optional): What the result is added to. Defaults to None,
-                which is ``x``.
-
-        Returns:
-            Tensor: Tokens (..., D).
-        """
-        (first, act, drop), second, last_drop = self.layers
-        if not usable(x, first, act, drop, second, last_drop):
-            return super().forward(x, identity)
-        out = FeedForward.apply(
-            x.flatten(0, -2),
-            first.weight,
-            first.bias,
-            second.weight,
-            second.bias,
-            act.approximate,
-            torch.is_grad_enabled(),
-        ).view_as(x)
-        out = self.dropout_layer(self.gamma2(out))
-        return (x if identity is None else identity) + out
-
-
-class ScaledDropPath(DropPath):
-    """mmcv's ``DropPath`` in one product, which keeps nothing for the backward pass."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Drop the path of some images and scale that of the others.
-
-        Args:
-            x (Tensor): What the path returned. Has shape (B, ...).
-
-        Returns:
-            Tensor: The same shape.
-        """
-        if self.drop_prob == 0 or not self.training:
-            return x
-        keep = 1 - self.drop_prob
-        shape = (len(x),) + (1,) * (x.dim() - 1)
-        return x * ((keep + x.new_empty(shape).uniform_()).floor() / keep)
 
 
 @register('MODELS')

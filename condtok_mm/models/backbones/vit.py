@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
-from mmcv.cnn.bricks import DropPath
 from mmcv.cnn.bricks.transformer import FFN, PatchEmbed
 from mmengine.model import BaseModule, ModuleList
 from mmengine.model.weight_init import constant_init, trunc_normal_, trunc_normal_init
@@ -15,13 +14,16 @@ from torch.utils.checkpoint import checkpoint
 
 from ...conditioning import TokenConditioner
 from ...registry import register
+from .cpu_kernels import GridAttention, usable
 from .install import install_conditioner
+from .layers import ChunkedFFN, ScaledDropPath
 from .positions import (
     fit_absolute_positions,
     fit_relative_positions,
     relative_positions,
     resize_absolute_positions,
 )
+from .windows import from_windows, to_windows, window_plan
 
 ARCHS = {
     'tiny': dict(embed_dims=192, num_layers=12, num_heads=3),
@@ -71,33 +73,46 @@ class Attention(BaseModule):
             self.rel_pos_h = nn.Parameter(torch.zeros(2 * rows - 1, head_dims))
             self.rel_pos_w = nn.Parameter(torch.zeros(2 * columns - 1, head_dims))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, hw: tuple[int, int], window: int = 0) -> Tensor:
         """Attend.
 
         Args:
-            x (Tensor): Token map. Has shape (B, H, W, D).
+            x (Tensor): Tokens. Has shape (B, H * W, D).
+            hw (tuple[int, int]): Rows H and columns W.
+            window (int): Side of the windows to attend in, in tokens; 0 attends over
+                the whole map. Defaults to 0.
 
         Returns:
-            Tensor: Token map (B, H, W, D).
+            Tensor: Tokens (B, H * W, D).
         """
-        batch, height, width, _ = x.shape
-        qkv = self.qkv(x).view(batch, height * width, 3, self.num_heads, -1)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        scale = self.scale
+        if not window:
+            return self.proj(self._attend(x, hw))
+        plan = window_plan(*hw, window, 0, x.device)
+        attended = self._attend(to_windows(x, plan), (window, window))
+        return self.proj(from_windows(attended, plan, len(x)))
+
+    def _attend(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
+        positions = ()
         if self.use_rel_pos:
-            query, key = self._add_positions(query, key, (height, width))
+            tables = zip((self.rel_pos_h, self.rel_pos_w), hw, strict=True)
+            positions = [relative_positions(*pair).to(qkv.dtype) for pair in tables]
+            if usable(x):
+                return GridAttention.apply(qkv, *positions, self.scale)
+        query, key, value = (part.transpose(1, 2) for part in qkv.unbind(2))
+        scale = self.scale
+        if positions:
+            query, key = self._add_positions(query, key, *positions)
             scale = 1.0
         x = F.scaled_dot_product_attention(query, key, value, scale=scale)
-        return self.proj(x.transpose(1, 2).reshape(batch, height, width, -1))
+        return x.transpose(1, 2).flatten(2)
 
     def _add_positions(
-        self, query: Tensor, key: Tensor, hw: tuple[int, int]
+        self, query: Tensor, key: Tensor, rows: Tensor, columns: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Append the bias of each key row and column, and which one each key is in."""
-        height, width = hw
-        rows = relative_positions(self.rel_pos_h, height).to(query.dtype)
-        columns = relative_positions(self.rel_pos_w, width).to(query.dtype)
-        grid = query.unflatten(2, hw)
+        height, width = len(rows), len(columns)
+        grid = query.unflatten(2, (height, width))
         bias_h = torch.einsum('bnhwc,hkc->bnhwk', grid, rows).flatten(2, 3)
         bias_w = torch.einsum('bnhwc,wkc->bnhwk', grid, columns).flatten(2, 3)
         eye_h = torch.eye(height, dtype=key.dtype, device=key.device)
@@ -147,44 +162,29 @@ class Block(BaseModule):
         self.window_size = window_size
         self.ln1 = build_norm_layer(norm_cfg, embed_dims)[1]
         self.attn = Attention(embed_dims, num_heads, qkv_bias, rel_pos_hw)
-        self.drop_path = DropPath(drop_path_rate)
+        self.drop_path = ScaledDropPath(drop_path_rate)
         self.ln2 = build_norm_layer(norm_cfg, embed_dims)[1]
-        self.ffn = FFN(
+        ffn = FFN(
             embed_dims=embed_dims,
             feedforward_channels=feedforward_channels,
             ffn_drop=drop_rate,
-            dropout_layer=dict(type='DropPath', drop_prob=drop_path_rate),
             act_cfg=act_cfg,
         )
+        ffn.dropout_layer = ScaledDropPath(drop_path_rate)
+        self.ffn = ChunkedFFN(ffn)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Transform a token map.
+    def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        """Transform tokens.
 
         Args:
-            x (Tensor): Token map. Has shape (B, H, W, D).
+            x (Tensor): Tokens. Has shape (B, H * W, D).
+            hw (tuple[int, int]): Rows H and columns W.
 
         Returns:
-            Tensor: Token map (B, H, W, D).
+            Tensor: Tokens (B, H * W, D).
         """
-        attended = self.ln1(x)
-        if self.window_size:
-            attended = self._attend_in_windows(attended)
-        else:
-            attended = self.attn(attended)
-        x = x + self.drop_path(attended)
+        x = x + self.drop_path(self.attn(self.ln1(x), hw, self.window_size))
         return self.ffn(self.ln2(x), identity=x)
-
-    def _attend_in_windows(self, x: Tensor) -> Tensor:
-        """Attend within windows; the map is padded with zeros to whole windows."""
-        batch, height, width, channels = x.shape
-        size = self.window_size
-        x = F.pad(x, (0, 0, 0, -width % size, 0, -height % size))
-        rows, columns = x.shape[1] // size, x.shape[2] // size
-        x = x.view(batch, rows, size, columns, size, channels).transpose(2, 3)
-        x = self.attn(x.reshape(-1, size, size, channels))
-        x = x.view(batch, rows, columns, size, size, channels).transpose(2, 3)
-        x = x.reshape(batch, rows * size, columns * size, channels)
-        return x[:, :height, :width]
 
 
 @register('MODELS')
@@ -355,18 +355,20 @@ class CondTokViT(BaseModule):
             W / patch_size), sides rounded up.
         """
         x, grid = self.patch_embed(images)
-        x = x.unflatten(1, grid)
+        # The convolution leaves channels first; every block would copy that again.
+        x = x.contiguous()
         if self.pos_embed is not None:
-            x = x + resize_absolute_positions(self.pos_embed, grid).to(x.dtype)
+            positions = resize_absolute_positions(self.pos_embed, grid).to(x.dtype)
+            x = x + positions.flatten(1, 2)
         x = self.drop_after_pos(x)
         outs = []
         for index, layer in enumerate(self.layers):
             if self.with_cp and x.requires_grad:
-                x = checkpoint(layer, x, use_reentrant=False)
+                x = checkpoint(layer, x, grid, use_reentrant=False)
             else:
-                x = layer(x)
+                x = layer(x, grid)
             if index in self.out_indices:
-                outs.append(x.permute(0, 3, 1, 2).contiguous())
+                outs.append(x.mT.unflatten(2, grid).contiguous())
         return tuple(outs)
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Attention in windows: one gather in, one gather out, nothing made twice for a size."""
+"""Windows of a map: one gather in, one gather out, planned once for each size."""
 
 from functools import lru_cache
 from typing import NamedTuple
