@@ -53,7 +53,8 @@ setup(
             'mmdet>=3.3,<4',
             'mmpretrain>=1.2,<2',
         ],
-        'tests': ['pytest', 'ruff'],
+        'onnx': ['onnx', 'onnxruntime', 'onnxscript'],
+        'tests': ['pytest', 'ruff', 'onnx', 'onnxruntime', 'onnxscript'],
     },
     cmdclass={'build_py': BuildWithConfigs},
 )

@@ -18,7 +18,8 @@ def attach_conditioner(
 ) -> nn.Module:
     """Condition what an embedding layer of a backbone returns.
 
-    The layer runs in IEEE fp32 or better, whatever autocast and the TF32 flags say,
+    The layer runs in IEEE fp32 or better, whatever autocast and the TF32 flags say
+    (under ``torch.compile`` the TF32 flags hold, as they cannot be switched there),
     and so does the conditioner; the tokens are then cast to the dtype that the layer
     alone would have returned. Batch padding is found in the images and left out. The
     backbone keeps its class, its parameters and its state-dict keys; the conditioner
@@ -146,7 +147,8 @@ class ConditionedForward:
             if value.dtype in (torch.float16, torch.bfloat16)
         }
         images = images.to(torch.promote_types(images.dtype, torch.float32))
-        tf32_off = ieee_fp32() if images.is_cuda else nullcontext()
+        switchable = images.is_cuda and not torch.compiler.is_compiling()
+        tf32_off = ieee_fp32() if switchable else nullcontext()
         with torch.autocast(images.device.type, enabled=False), tf32_off:
             if halves:
                 stock = _Stock(self.layer)
@@ -247,7 +249,7 @@ def _stride(
 def _split(output) -> tuple[Tensor, tuple[int, int] | None]:
     """Tokens (B, N, D) and their grid, if known, from what an embedding returns."""
     if isinstance(output, tuple | list):
-        return output[0], tuple(int(side) for side in output[1])
+        return output[0], tuple(output[1])
     if output.dim() == 4:
         return output.flatten(2).mT, tuple(output.shape[2:])
     return output, None

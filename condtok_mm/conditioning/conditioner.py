@@ -24,7 +24,8 @@ class TokenConditioner(nn.Module):
     general ``kappa`` and the noise ``floor`` are this project's additions: without a
     floor the directions that hold only noise are lifted to full strength too.
 
-    There are no parameters and no state-dict keys. C is computed per image,
+    There are no parameters, and no state-dict keys unless
+    :func:`calibrate_conditioner` has given it a constant P. C is computed per image,
     over valid tokens, and on the numerical range of X only. An image that
     holds inf or nan passes through unchanged, and so does one whose correction does
     not fit the tokens' dtype.
@@ -60,6 +61,8 @@ class TokenConditioner(nn.Module):
 
     Attributes:
         strength (float): Factor on C in [0, 1]; 0 is the identity. Not in checkpoints.
+        preconditioner (Tensor | None): The constant P of a calibrated conditioner, for
+            all images alike: a buffer (D, D). None computes C for each image.
 
     Raises:
         TypeError: If an argument has a wrong type.
@@ -104,6 +107,7 @@ class TokenConditioner(nn.Module):
         self.rescale = rescale
         self.pad_value = _check_pad_value(pad_value)
         self.strength = 1.0
+        self.register_buffer('preconditioner', None)
 
     @property
     def strength(self) -> float:
@@ -123,6 +127,7 @@ class TokenConditioner(nn.Module):
             f'kappa={self.kappa:g}, floor={self.floor:g}, solver={self.solver}, '
             f'grad={self.grad}, rescale={self.rescale}, pad_value={self.pad_value}, '
             f'strength={self.strength:g}'
+            + (', calibrated' if self.preconditioner is not None else '')
         )
 
     def forward(self, tokens: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -147,20 +152,35 @@ class TokenConditioner(nn.Module):
         with torch.autocast(tokens.device.type, enabled=False):
             return self._condition(tokens, valid)
 
+    def correction_matrix(self) -> Tensor:
+        """P - I of a calibrated conditioner at the present strength.
+
+        Returns:
+            Tensor: Matrix (D, D); C is X times it.
+        """
+        matrix = self.preconditioner
+        identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+        return self.strength * (matrix - identity)
+
     def _condition(self, tokens: Tensor, valid: Tensor | None) -> Tensor:
         rtol = default_rtol(tokens.dtype) if self.rtol is None else self.rtol
         solver = self.solver
         if solver == 'auto':
             solver = choose_solver(tokens, self.floor, rtol)
-        if solver != 'svd':
-            rtol = max(rtol, GRAM_RTOL)
-        embedded = tokens.to(compute_dtype(solver, tokens.dtype, self.floor))
+        dtype = compute_dtype(solver, tokens.dtype, self.floor)
+        if self.preconditioner is not None:
+            dtype = torch.promote_types(tokens.dtype, torch.float32)
+        embedded = tokens.to(dtype)
         scale, finite = entry_scale(embedded)
         counted = finite if valid is None else finite & valid.unsqueeze(-1)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.grad != 'detach'):
             rows = (embedded * (counted / scale)).nan_to_num(0, 0, 0)
-            factor, top = self._polar_factor(rows, solver, rtol)
-            amount = self.strength / (self.kappa - 1) * top
+            if self.preconditioner is None:
+                factor, top = self._polar_factor(rows, solver, rtol)
+                amount = self.strength / (self.kappa - 1) * top
+            else:
+                factor = rows @ self.correction_matrix().to(dtype)
+                amount = torch.ones_like(scale)
         # No entry of the factor is above one, none of the tokens above two scales.
         fits = ((2 + amount) * scale).isfinite()
         amount = torch.where(fits, amount, 0)
@@ -173,6 +193,8 @@ class TokenConditioner(nn.Module):
     def _polar_factor(
         self, rows: Tensor, solver: str, rtol: float
     ) -> tuple[Tensor, Tensor]:
+        if solver != 'svd':
+            rtol = max(rtol, GRAM_RTOL)
         # P is D x D; C is the same from either side, and cheaper from the shorter.
         wide = rows.shape[1] < rows.shape[2] and self.grad != 'precondition'
         factor, top = polar_factor(
@@ -188,6 +210,13 @@ class TokenConditioner(nn.Module):
         )
         ratio = torch.where(after > 0, before / torch.where(after > 0, after, 1), 1)
         return ratio if self.grad == 'full' else ratio.detach()
+
+    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
+        # A calibrated checkpoint calibrates the conditioner that loads it.
+        matrix = state_dict.get(f'{prefix}preconditioner')
+        if matrix is not None and self.preconditioner is None:
+            self.preconditioner = torch.empty_like(matrix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def cast_if_finite(conditioned: Tensor, dtype: torch.dtype, tokens: Tensor) -> Tensor:

@@ -48,13 +48,14 @@ def valid_tokens(
             f'a grid of {rows} x {columns} tokens does not fit images of '
             f'{height} x {width} pixels.'
         )
-    pad = torch.as_tensor(pad_value, dtype=torch.float32).flatten()
-    if len(pad) not in (1, channels):
+    values = [pad_value] if isinstance(pad_value, int | float) else list(pad_value)
+    if len(values) not in (1, channels):
         raise ValueError(
             f'pad_value must be one number or one for each of the {channels} channels, '
             f'but got {pad_value}.'
         )
-    pad = pad.to(images.dtype).to(images.device).float().view(-1, 1, 1)
+    # Filled in and not copied from the host, which a GPU would have to wait for.
+    pad = torch.cat([images.new_full((1, 1, 1), value) for value in values]).float()
     content = ~((images.float() - pad).abs() <= PAD_ATOL).all(1)
     used_height = _last_true(content.any(2))
     used_width = _last_true(content.any(1))

@@ -3,6 +3,7 @@
 import inspect
 import logging
 
+import torch
 from mmengine.config import Config
 from mmengine.logging import MessageHub, print_log
 from torch import nn
@@ -66,7 +67,7 @@ class _PaddingCheck:
         self.pending = True
 
     def __call__(self, module: nn.Module, inputs: tuple) -> None:
-        if not self.pending:
+        if not self.pending or torch.compiler.is_compiling():
             return
         self.pending = False
         text = MessageHub.get_current_instance().runtime_info.get('cfg')

@@ -61,5 +61,5 @@ class ScaledDropPath(DropPath):
         if self.drop_prob == 0 or not self.training:
             return x
         keep = 1 - self.drop_prob
-        shape = (len(x),) + (1,) * (x.dim() - 1)
+        shape = (x.shape[0],) + (1,) * (x.dim() - 1)
         return x * ((keep + x.new_empty(shape).uniform_()).floor() / keep)

@@ -20,7 +20,7 @@ def resize_absolute_positions(positions: Tensor, grid_hw: tuple[int, int]) -> Te
     Returns:
         Tensor: Embedding (1, H, W, D); the same tensor where the size fits.
     """
-    if tuple(positions.shape[1:3]) == tuple(grid_hw):
+    if _fits(tuple(positions.shape[1:3]), tuple(grid_hw)):
         return positions
     resized = F.interpolate(
         positions.permute(0, 3, 1, 2).float(),
@@ -85,10 +85,15 @@ def fit_relative_positions(state_dict: dict, key: str, target: Tensor) -> None:
 
 
 def _resize_table(table: Tensor, length: int) -> Tensor:
-    if table.shape[0] == length:
+    if _fits(table.shape[0], length):
         return table
     resized = F.interpolate(table.T[None].float(), size=length, mode='linear')
     return resized[0].T.to(table.dtype)
+
+
+def _fits(size, wanted) -> bool:
+    # A size that is compared becomes a constant of an exported graph.
+    return not torch.compiler.is_exporting() and size == wanted
 
 
 def _to_grid(positions: Tensor, key: str, expected_hw: tuple[int, int]) -> Tensor:

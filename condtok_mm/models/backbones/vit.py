@@ -89,7 +89,7 @@ class Attention(BaseModule):
             return self.proj(self._attend(x, hw))
         plan = window_plan(*hw, window, 0, x.device)
         attended = self._attend(to_windows(x, plan), (window, window))
-        return self.proj(from_windows(attended, plan, len(x)))
+        return self.proj(from_windows(attended, plan, x.shape[0]))
 
     def _attend(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
@@ -111,14 +111,17 @@ class Attention(BaseModule):
         self, query: Tensor, key: Tensor, rows: Tensor, columns: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Append the bias of each key row and column, and which one each key is in."""
-        height, width = len(rows), len(columns)
+        height, width = rows.shape[0], columns.shape[0]
         grid = query.unflatten(2, (height, width))
         bias_h = torch.einsum('bnhwc,hkc->bnhwk', grid, rows).flatten(2, 3)
         bias_w = torch.einsum('bnhwc,wkc->bnhwk', grid, columns).flatten(2, 3)
         eye_h = torch.eye(height, dtype=key.dtype, device=key.device)
         eye_w = torch.eye(width, dtype=key.dtype, device=key.device)
-        in_row = eye_h.repeat_interleave(width, 0).expand(*key.shape[:3], -1)
-        in_column = eye_w.repeat(height, 1).expand(*key.shape[:3], -1)
+        in_row = eye_h[:, None].expand(-1, width, -1).flatten(0, 1)
+        in_column = eye_w.expand(height, -1, -1).flatten(0, 1)
+        in_row, in_column = (
+            eye.expand(*key.shape[:3], -1) for eye in (in_row, in_column)
+        )
         query = torch.cat((query * self.scale, bias_h, bias_w), dim=-1)
         return query, torch.cat((key, in_row, in_column), dim=-1)
 
@@ -251,7 +254,7 @@ class CondTokViT(BaseModule):
         init_cfg: dict | None = None,
     ) -> None:
         super().__init__(init_cfg)
-        arch = _arch_settings(arch)
+        arch = arch_settings(arch)
         self.embed_dims = arch['embed_dims']
         self.num_layers = arch['num_layers']
         self.with_cp = with_cp
@@ -399,7 +402,18 @@ class CondTokViT(BaseModule):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def _arch_settings(arch: str | dict) -> dict:
+def arch_settings(arch: str | dict) -> dict:
+    """Fill in what an architecture leaves out.
+
+    Args:
+        arch (str | dict): See :class:`CondTokViT`.
+
+    Returns:
+        dict: All of ``ARCH_KEYS``.
+
+    Raises:
+        ValueError: If a name or a key is unknown, or a value out of range.
+    """
     if not isinstance(arch, dict):
         if arch not in ARCHS:
             raise ValueError(

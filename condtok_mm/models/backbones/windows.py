@@ -4,6 +4,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -65,40 +66,36 @@ def _cached_plan(height, width, window, shift, device) -> WindowPlan:
 
 
 def _make_plan(height, width, window, shift, device) -> WindowPlan:
-    down, across = -(-height // window), -(-width // window)
-    place = torch.arange(window, device=device)
-    down_index = torch.arange(down, device=device)
-    across_index = torch.arange(across, device=device)
-    row_at = (down_index[:, None] * window + place + shift) % (down * window)
-    column_at = (across_index[:, None] * window + place + shift) % (across * window)
-    row_at, column_at = row_at[:, None, :, None], column_at[None, :, None, :]
-    filled = ((row_at < height) & (column_at < width)).flatten()
-    token_at = (row_at * width + column_at).flatten()
+    # Rounded up without a negative number, whose quotient ONNX rounds towards zero.
+    down, across = (height + window - 1) // window, (width + window - 1) // window
+    rows, columns = down * window, across * window
+    token = torch.arange(height * width, device=device).view(height, width)
+    token = F.pad(token, (0, columns - width, 0, rows - height), value=-1)
+    token = token.roll((-shift, -shift), (0, 1)).view(down, window, across, window)
+    token = token.transpose(1, 2).flatten()
+    place = torch.arange(rows * columns, device=device)
+    place = place.view(down, across, window, window).transpose(1, 2)
+    place = place.reshape(rows, columns).roll((shift, shift), (0, 1))
 
-    row = (torch.arange(height, device=device) - shift) % (down * window)
-    column = (torch.arange(width, device=device) - shift) % (across * window)
-    row, column = row[:, None], column[None, :]
-    window_of = row // window * across + column // window
-    place_of = row % window * window + column % window
-
-    last = 2 * (down_index == down - 1).long()[:, None] + (across_index == across - 1)
-    wrapped = place >= window - shift
-    crosses_row = (wrapped[:, None] != wrapped)[:, None, :, None]
-    crosses_column = (wrapped[:, None] != wrapped)[None, :, None, :]
-    inside = torch.zeros_like(crosses_row & crosses_column)
+    at_bottom = torch.arange(down, device=device).flip(0) == 0
+    at_right = torch.arange(across, device=device).flip(0) == 0
+    wrapped = torch.arange(window, device=device) >= window - shift
+    apart = wrapped[:, None] ^ wrapped
+    rows_apart = apart[:, None, :, None].expand(4 * (window,))
+    columns_apart = apart[None, :, None, :].expand(4 * (window,))
     masks = torch.stack(
         (
-            inside,
-            inside | crosses_column,
-            inside | crosses_row,
-            crosses_row | crosses_column,
+            torch.zeros_like(rows_apart),
+            columns_apart,
+            rows_apart,
+            rows_apart | columns_apart,
         )
     )
     return WindowPlan(
-        gather=torch.where(filled, token_at, 0),
-        filled=filled[:, None],
-        scatter=(window_of * window**2 + place_of).flatten(),
-        kinds=last.flatten() if shift else None,
+        gather=token.clamp_min(0),
+        filled=token[:, None] >= 0,
+        scatter=place.narrow(0, 0, height).narrow(1, 0, width).flatten(),
+        kinds=(2 * at_bottom[:, None] + at_right).flatten() if shift else None,
         masks=CROSSING * masks.reshape(4, window**2, window**2),
     )
 

@@ -1,0 +1,118 @@
+"""A constant correction: measured once on images, and folded into the embedding.
+
+X + C = X P with P = I + alpha s_1 (X^T X + (floor s_1)^2 I)^(-1/2), for each image with
+its own P. A calibrated conditioner applies one P to all: that of the tokens of many
+images as one matrix X. This is this project's addition to arXiv 2505.12789.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from .attach import conditioned_layer, detach_conditioner
+from .conditioner import TokenConditioner
+from .polar import GRAM_RTOL, InverseRoot
+from .spectrum import default_rtol
+
+
+@torch.no_grad()
+def calibrate_conditioner(
+    backbone: nn.Module, batches: Iterable[Tensor]
+) -> TokenConditioner:
+    """Give a backbone's conditioner a constant P, measured on images.
+
+    Args:
+        backbone (nn.Module): A backbone with a conditioner. It is changed in place:
+            the conditioner gets a buffer ``preconditioner`` (D, D), its only one, in
+            checkpoints too.
+        batches (Iterable[Tensor]): Normalised images, each (B, C, H, W). Padding is
+            left out, and so are images that hold inf or nan.
+
+    Returns:
+        TokenConditioner: The conditioner.
+
+    Raises:
+        ValueError: If no conditioner is attached, or no image holds a token.
+    """
+    forward = conditioned_layer(backbone).forward
+    gram, dtype = None, torch.float32
+    for images in batches:
+        tokens, valid = forward.tokens(images, forward.embed(images))
+        dtype = tokens.dtype
+        counted = tokens.isfinite().flatten(1).all(1)[:, None]
+        counted = counted if valid is None else counted & valid
+        rows = torch.where(counted[..., None], tokens.double(), 0)
+        total = (rows.mT @ rows).sum(0)
+        gram = total if gram is None else gram + total
+    if gram is None or not gram.any():
+        raise ValueError(
+            'there is no token to calibrate on: no image, or padding only.'
+        )
+    conditioner = forward.conditioner
+    conditioner.preconditioner = preconditioner(conditioner, gram).to(dtype)
+    return conditioner
+
+
+def preconditioner(conditioner: TokenConditioner, gram: Tensor) -> Tensor:
+    """P of X + C = X P, at full strength.
+
+    Args:
+        conditioner (TokenConditioner): Gives kappa, the floor and the range.
+        gram (Tensor): X^T X in float64. Has shape (D, D).
+
+    Returns:
+        Tensor: P (D, D) in float64.
+    """
+    rtol = conditioner.rtol or default_rtol(torch.float32)
+    values, basis = torch.linalg.eigh(gram)
+    rows = (basis * values.clamp_min(0).sqrt()).mT
+    scale = rows.abs().amax()
+    root, top = InverseRoot.apply(
+        rows[None] / scale, 'eigh', conditioner.floor, max(rtol, GRAM_RTOL)
+    )
+    identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    return identity + top * root[0] / (conditioner.kappa - 1)
+
+
+@torch.no_grad()
+def fold_conditioner(backbone: nn.Module) -> nn.Module:
+    """Multiply a calibrated conditioner into the embedding's convolution, and drop it.
+
+    What is left is a stock backbone whose checkpoint stock classes load. Padding of a
+    batch, which a conditioner leaves as it is, is conditioned too from then on.
+
+    Args:
+        backbone (nn.Module): A backbone with a calibrated conditioner, whose embedding
+            is one convolution without a norm. It is changed in place.
+
+    Returns:
+        nn.Module: The backbone, without a conditioner.
+
+    Raises:
+        ValueError: If the conditioner is not calibrated or rescales, or the embedding
+            is more than a convolution. The backbone is then as it was.
+    """
+    layer = conditioned_layer(backbone)
+    conditioner = layer.forward.conditioner
+    if conditioner.preconditioner is None:
+        raise ValueError(
+            'the conditioner is not calibrated; calibrate it before folding.'
+        )
+    if conditioner.rescale:
+        raise ValueError('rescale=True depends on each image and cannot be folded.')
+    convs = [module for module in layer.modules() if isinstance(module, nn.Conv2d)]
+    numbers = sum(parameter.numel() for parameter in layer.parameters())
+    if len(convs) != 1 or numbers != sum(p.numel() for p in convs[0].parameters()):
+        raise ValueError(
+            f'{type(layer).__name__} is more than one convolution (a norm follows it, '
+            'say), so P cannot be folded in; keep the calibrated conditioner.'
+        )
+    conv = convs[0]
+    matrix = conditioner.correction_matrix().double()
+    weight = conv.weight.double()
+    conv.weight.copy_(weight + torch.einsum('dchw,de->echw', weight, matrix))
+    if conv.bias is not None:
+        bias = conv.bias.double()
+        conv.bias.copy_(bias + bias @ matrix)
+    return detach_conditioner(backbone)
