@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import cv2
+import onnx
 import pytest
 import torch
 
@@ -238,3 +239,75 @@ def iterations(log):
 def environment(**extra):
     path = f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}'
     return os.environ | dict(PATH=path) | extra
+
+
+def test_export_onnx(trained, tmp_path):
+    out = tmp_path / 'detector.onnx'
+    checkpoint = trained / 'work/epoch_1.pth'
+    args = ('deployment/export_onnx.py', CONFIG, checkpoint, '--out', out)
+    printed = run(tmp_path, *args)
+    assert 'Not in it: normalisation, RPN, heads' in printed
+    differences = [float(x) for x in re.findall(r'x \d+ +│ +(\S+e-\d+)', printed)]
+    assert len(differences) == 4
+    assert max(differences) < 1e-3
+    operators = {node.op_type for node in onnx.load(out).graph.node}
+    assert 'MatMul' in operators
+    assert not [name for name in operators if 'Svd' in name or 'Eig' in name]
+    assert 'exists already' in run(tmp_path, *args, expected=1)
+
+
+def test_benchmark(trained):
+    printed = run(
+        trained,
+        'analysis_tools/benchmark.py',
+        CONFIG,
+        *('--size', 64, 96, '--rounds', 2, '--out-dir', 'bench'),
+    )
+    (folder,) = (trained / 'bench').iterdir()
+    report = json.loads((folder / 'benchmark.json').read_text())
+    rows = {(row['mode'], row['variant']): row for row in report['rows']}
+    variants = ('stock', 'off', 'conditioned')
+    assert list(rows) == [(m, v) for m in ('train', 'inference') for v in variants]
+    for (mode, variant), row in rows.items():
+        assert row['peak_mib'] > 0
+        assert row['images_per_second'] == pytest.approx(1 / row['seconds'])
+        assert (row['conditioning_share'] > 0) == (variant == 'conditioned')
+        base = rows[mode, 'stock']['seconds']
+        assert row['time_ratio'] == pytest.approx(row['seconds'] / base)
+    assert 'inference: conditioned' in printed
+    assert '| train: stock |' in (folder / 'benchmark.md').read_text()
+    assert cv2.imread(str(folder / 'benchmark.png')) is not None
+
+
+def test_benchmark_scaling(trained):
+    tool = 'analysis_tools/benchmark.py'
+    run(trained, tool, CONFIG, '--scaling', '--rounds', 1, '--out-dir', 'scaling')
+    (folder,) = (trained / 'scaling').iterdir()
+    report = json.loads((folder / 'benchmark.json').read_text())
+    assert list(report['scaling']) == ['tokens N', 'batch', 'channels D']
+    for sweep in report['scaling'].values():
+        assert len(sweep['seconds']) == 5
+        assert sweep['slope'] > 0
+        assert sweep['r2'] <= 1
+
+
+def test_calibrate_conditioner(trained):
+    tool = 'model_converters/calibrate_conditioner.py'
+    args = (tool, CONFIG, 'work/epoch_1.pth', '--out', 'fixed.pth')
+    printed = run(trained, *args, '--eval', *SHORT)
+    report = json.loads((trained / 'fixed.json').read_text())
+    assert len(report['images']) == 4
+    for row in report['images']:
+        assert row['kappa_per_image'] < row['kappa']
+        assert len(row['feature_difference']) == 4
+        assert 0 < max(row['feature_difference']) < 1
+    assert set(report['metrics']) == {'per image', 'calibrated'}
+    assert 'coco/segm_mAP_50' in report['metrics']['calibrated']
+    assert 'one P for all images' in printed
+    state = torch.load(trained / 'fixed.pth', weights_only=False)['state_dict']
+    assert 'backbone.conditioner.preconditioner' in state
+    run(trained, 'test.py', CONFIG, 'fixed.pth', '--work-dir', 'fixed', *SHORT)
+    assert 'exists already' in run(trained, *args, expected=1)
+    folded = (*args[:-1], 'folded.pth', '--fold')
+    assert 'more than one convolution' in run(trained, *folded, expected=1)
+    assert not (trained / 'folded.pth').exists()

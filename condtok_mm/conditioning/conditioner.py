@@ -174,7 +174,7 @@ class TokenConditioner(nn.Module):
         scale, finite = entry_scale(embedded)
         counted = finite if valid is None else finite & valid.unsqueeze(-1)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.grad != 'detach'):
-            rows = (embedded * (counted / scale)).nan_to_num(0, 0, 0)
+            rows = (embedded * (counted / scale)).nan_to_num_(0, 0, 0)
             if self.preconditioner is None:
                 factor, top = self._polar_factor(rows, solver, rtol)
                 amount = self.strength / (self.kappa - 1) * top
@@ -184,9 +184,9 @@ class TokenConditioner(nn.Module):
         # No entry of the factor is above one, none of the tokens above two scales.
         fits = ((2 + amount) * scale).isfinite()
         amount = torch.where(fits, amount, 0)
+        gain = self._rescaling(rows, factor * amount) if self.rescale else None
         summed = torch.addcmul(embedded, factor, amount * scale)
-        if self.rescale:
-            gain = self._rescaling(rows, factor * amount)
+        if gain is not None:
             summed = summed * torch.where(counted, gain, 1)
         return cast_if_finite(summed, tokens.dtype, tokens)
 

@@ -56,7 +56,8 @@ def valid_tokens(
         )
     # Filled in and not copied from the host, which a GPU would have to wait for.
     pad = torch.cat([images.new_full((1, 1, 1), value) for value in values]).float()
-    content = ~((images.float() - pad).abs() <= PAD_ATOL).all(1)
+    # Written so that nan is content.
+    content = ~((images.float() - pad).abs_().amax(1) <= PAD_ATOL)
     used_height = _last_true(content.any(2))
     used_width = _last_true(content.any(1))
     steps = stride or _infer_stride((height, width), grid_hw)

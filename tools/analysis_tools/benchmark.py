@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from mmengine.config import Config, DictAction
+from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -117,12 +118,14 @@ def measure_backbones(args, configs: dict, setting: benchmark.Setting):
         for mode in args.modes:
             for name, backbones in variants.items():
                 rows += measure_variants(name, backbones, setting, mode, args, advance)
-    title = (
-        f'{setting.size[0]} x {setting.size[1]}, batch {setting.batch}, '
-        f'{setting.device}, {setting.dtype}'
-    )
+    size = ' x '.join(map(str, setting.size))
+    where = f'{size}, batch {setting.batch}, {setting.device}, {setting.dtype}'
+    tables = [
+        backbone_table([row for row in rows if row.config == name], f'{name}: {where}')
+        for name in configs
+    ]
     result = dict(rows=[asdict(row) for row in rows])
-    return result, [backbone_table(rows, title)], lambda path: plot_rows(rows, path)
+    return result, tables, lambda path: plot_rows(rows, path)
 
 
 def measure_variants(name, backbones, setting, mode, args, advance) -> list[Row]:
@@ -177,26 +180,26 @@ def measure_variants(name, backbones, setting, mode, args, advance) -> list[Row]
 
 
 def backbone_table(rows: list[Row], title: str) -> Table:
-    table = Table(title=title, caption='x: times the stock backbone in the same run')
-    table.add_column('config', overflow='fold')
-    table.add_column('backbone')
-    for column in (
-        *('ms', '+-', 'x', 'images/s', 'peak MiB', 'x', 'forward GFLOPs'),
-        'conditioning',
-    ):
-        table.add_column(column, justify='right')
+    table = Table(
+        title=title,
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        caption='x: times the first backbone in the same run; share: of conditioning',
+    )
+    table.add_column('backbone', no_wrap=True)
+    for column in ('s', '+-', 'x', 'img/s', 'MiB', 'x', 'GFLOPs', 'share'):
+        table.add_column(column, justify='right', no_wrap=True)
     for row in rows:
         table.add_row(
-            row.config,
-            f'{row.variant}, {row.mode}',
-            f'{1e3 * row.seconds:.4g}',
-            f'{1e3 * row.spread:.2g}',
-            f'{row.time_ratio:.3f}',
+            f'{row.mode}: {row.variant}',
+            f'{row.seconds:#.3g}',
+            f'{row.spread:.1g}',
+            f'{row.time_ratio:.2f}',
             f'{row.images_per_second:.3g}',
             f'{row.peak_mib:.0f}',
-            f'{row.memory_ratio:.3f}',
-            f'{row.gflops:.4g}',
-            f'{row.conditioning_share:.2%}' if row.conditioning_share else '',
+            f'{row.memory_ratio:.2f}',
+            f'{row.gflops:.3g}',
+            f'{100 * row.conditioning_share:.2g} %' if row.conditioning_share else '',
         )
     return table
 

@@ -8,21 +8,17 @@ from dataclasses import asdict
 from pathlib import Path
 
 import cv2
-from mmcv.transforms import Compose
 from mmdet.apis import init_detector
-from mmdet.registry import DATASETS
-from mmdet.utils import get_test_pipeline_cfg, register_all_modules
+from mmdet.utils import register_all_modules
 from mmengine.config import Config, DictAction
-from mmengine.utils import scandir
 from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from condtok_mm.analysis import measure_tokens, plot_tokens
+from condtok_mm.analysis.images import find_images, image_pipeline, load_image
 from condtok_mm.conditioning.attach import conditioned_layer
-
-SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff')
 
 
 def parse_args() -> argparse.Namespace:
@@ -51,22 +47,17 @@ def main() -> None:
         out_dir.mkdir(parents=True)
     except OSError as error:
         sys.exit(f'{out_dir} cannot be made ({error}); name another --out-dir.')
-    paths = find_images(args.images, cfg)
-    if not paths:
-        sys.exit(f'no image found in {args.images or cfg.test_dataloader.dataset}.')
+    try:
+        paths = find_images(args.images, cfg)
+    except FileNotFoundError as error:
+        sys.exit(str(error))
     if len(paths) > args.max_images:
         print(f'measuring the first {args.max_images} of {len(paths)} images')
     paths = paths[: args.max_images]
     if args.checkpoint is None:
         print('no checkpoint given: the weights are random')
     model = init_detector(cfg, args.checkpoint, palette='random', device=args.device)
-    pipeline = Compose(
-        [
-            step
-            for step in get_test_pipeline_cfg(cfg)
-            if not step['type'].endswith('LoadAnnotations')
-        ]
-    )
+    pipeline = image_pipeline(cfg)
     try:
         conditioned_layer(model.backbone)
     except ValueError as error:
@@ -74,7 +65,7 @@ def main() -> None:
     reports = []
     for path in track(paths, description='tokens'):
         try:
-            image = load(model, pipeline, path)
+            image = load_image(model, pipeline, path)
         except (AssertionError, OSError, cv2.error) as error:
             print(f'left out: {path} cannot be read ({error}).', file=sys.stderr)
             continue
@@ -88,31 +79,6 @@ def main() -> None:
     (out_dir / 'tokens.json').write_text(json.dumps([asdict(r) for r in reports]))
     Console().print(make_table(reports, model.backbone.conditioner.extra_repr()))
     print(f'written: {out_dir}/tokens.json, {out_dir}/singular_values.png')
-
-
-def find_images(names: list[str] | None, cfg: Config) -> list[Path]:
-    if names is None:
-        dataset = DATASETS.build(cfg.test_dataloader.dataset)
-        return [
-            Path(dataset.get_data_info(index)['img_path'])
-            for index in range(len(dataset))
-        ]
-    paths = []
-    for path in map(Path, names):
-        if path.is_dir():
-            found = scandir(path, SUFFIXES, recursive=True, case_sensitive=False)
-            paths += sorted(path / name for name in found)
-        elif path.is_file():
-            paths.append(path)
-        else:
-            sys.exit(f'image {path} does not exist.')
-    return paths
-
-
-def load(model, pipeline: Compose, path: Path):
-    data = pipeline(dict(img_path=str(path), img_id=0))
-    batch = dict(inputs=[data['inputs']], data_samples=[data['data_samples']])
-    return model.data_preprocessor(batch, training=False)['inputs']
 
 
 def make_table(reports, title: str) -> Table:

@@ -13,8 +13,8 @@ from torch.autograd.function import once_differentiable
 
 HIDDEN = 2**21
 """Numbers in a chunk of a hidden layer: 8 MiB in fp32, which an allocator reuses."""
-SCORES = 2**19
-"""Attention scores in a chunk: 2 MiB in fp32, what an L2 cache holds."""
+SCORES = 2**20
+"""Attention scores in a chunk: 4 MiB in fp32, what the L2 caches of two cores hold."""
 
 
 def usable(x: Tensor, *modules: nn.Module) -> bool:
@@ -31,6 +31,7 @@ def usable(x: Tensor, *modules: nn.Module) -> bool:
     return (
         x.is_cpu
         and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
         and not torch.is_autocast_enabled('cpu')
         and all(_bare(module, x.dtype) for module in modules)
     )

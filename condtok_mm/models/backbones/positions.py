@@ -92,8 +92,11 @@ def _resize_table(table: Tensor, length: int) -> Tensor:
 
 
 def _fits(size, wanted) -> bool:
-    # A size that is compared becomes a constant of an exported graph.
-    return not torch.compiler.is_exporting() and size == wanted
+    # A size that is compared becomes a constant of an exported graph. torch before 2.7
+    # tells only that it compiles.
+    compiler = torch.compiler
+    exporting = getattr(compiler, 'is_exporting', compiler.is_compiling)()
+    return not exporting and size == wanted
 
 
 def _to_grid(positions: Tensor, key: str, expected_hw: tuple[int, int]) -> Tensor:
