@@ -220,9 +220,9 @@ def plot_rows(rows: list[Row], path: Path) -> None:
         bars = axes.barh(
             names, values, xerr=errors, color=[colors[row.variant] for row in rows]
         )
-        axes.bar_label(bars, fmt='%.3g', padding=3)
+        axes.bar_label(bars, fmt='{:,.4g}', padding=3)
         axes.set_xlabel(label)
-        axes.margins(x=0.15)
+        axes.margins(x=0.2)
         axes.tick_params(axis='y', labelsize=6)
     axes.invert_yaxis()
     figure.savefig(path, dpi=120)

@@ -37,8 +37,21 @@ def usable(x: Tensor, *modules: nn.Module) -> bool:
     )
 
 
+def watched(module: nn.Module) -> bool:
+    """Whether a hook would miss that a module is bypassed.
+
+    Args:
+        module (nn.Module): The module.
+
+    Returns:
+        bool: True if it has hooks.
+    """
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+    return any(hooks)
+
+
 def _bare(module: nn.Module, dtype: torch.dtype) -> bool:
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+    if watched(module):
         return False
     if isinstance(module, nn.Dropout):
         return not (module.training and module.p)

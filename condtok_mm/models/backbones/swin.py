@@ -4,11 +4,12 @@ import torch
 import torch.nn.functional as F
 from mmcv.cnn.bricks import DropPath
 from mmdet.models.backbones.swin import ShiftWindowMSA, SwinTransformer
-from torch import Tensor
+from mmdet.models.layers import PatchMerging
+from torch import Tensor, nn
 
 from ...conditioning import TokenConditioner
 from ...registry import register
-from .cpu_kernels import WindowAttention, usable
+from .cpu_kernels import WindowAttention, usable, watched
 from .install import install_conditioner
 from .layers import ChunkedFFN, ScaledDropPath
 from .windows import from_windows, to_windows, window_biases, window_plan
@@ -24,7 +25,7 @@ class FusedShiftWindowMSA(ShiftWindowMSA):
     """
 
     def __init__(self, stock: ShiftWindowMSA) -> None:
-        torch.nn.Module.__init__(self)
+        nn.Module.__init__(self)
         self.__dict__.update(stock.__dict__)
 
     def forward(self, query: Tensor, hw_shape: tuple[int, int]) -> Tensor:
@@ -76,6 +77,57 @@ class FusedShiftWindowMSA(ShiftWindowMSA):
         return msa.proj_drop(msa.proj(x.transpose(1, 2).flatten(2)))
 
 
+class FusedPatchMerging(PatchMerging):
+    """mmdet's ``PatchMerging`` with one copy in place of three.
+
+    Pixels of a patch are laid side by side as they lie in memory, and the parameters,
+    which expect them channel by channel, are reordered instead.
+
+    Args:
+        stock (PatchMerging): What to take the place of, with its parameters.
+    """
+
+    def __init__(self, stock: PatchMerging) -> None:
+        nn.Module.__init__(self)
+        self.__dict__.update(stock.__dict__)
+
+    def forward(
+        self, x: Tensor, input_size: tuple[int, int]
+    ) -> tuple[Tensor, tuple[int, int]]:
+        """Merge patches of two by two tokens.
+
+        Args:
+            x (Tensor): Tokens. Has shape (B, H * W, D).
+            input_size (tuple[int, int]): Rows H and columns W.
+
+        Returns:
+            tuple[Tensor, tuple[int, int]]: Merged tokens, and their rows and columns,
+            rounded up.
+        """
+        norm, reduction = self.norm, self.reduction
+        if (
+            type(norm) is not nn.LayerNorm
+            or type(reduction) is not nn.Linear
+            or watched(norm)
+            or watched(reduction)
+        ):
+            return super().forward(x, input_size)
+        height, width = input_size
+        batch, _, channels = x.shape
+        x = x.view(batch, height, width, channels)
+        x = F.pad(x, (0, 0, 0, width % 2, 0, height % 2))
+        rows, columns = (height + 1) // 2, (width + 1) // 2
+        x = x.view(batch, rows, 2, columns, 2, channels).transpose(2, 3)
+        x = x.reshape(batch, rows * columns, 4 * channels)
+        weight, bias = (
+            parameter.view(channels, 4).T.flatten()
+            for parameter in (norm.weight, norm.bias)
+        )
+        x = F.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps)
+        weight = reduction.weight.view(-1, channels, 4).transpose(1, 2).flatten(1)
+        return F.linear(x, weight, reduction.bias), (rows, columns)
+
+
 @register('MODELS')
 class CondTokSwinTransformer(SwinTransformer):
     """Swin Transformer (arXiv 2103.14030) whose embedded tokens are conditioned.
@@ -116,6 +168,11 @@ class CondTokSwinTransformer(SwinTransformer):
 
     def _fuse(self) -> None:
         for stage in self.stages:
+            merging = stage.downsample
+            if merging is not None and merging.sampler.kernel_size == (2, 2) == (
+                merging.sampler.stride
+            ):
+                stage.downsample = FusedPatchMerging(merging)
             for block in stage.blocks:
                 block.attn = FusedShiftWindowMSA(block.attn)
                 block.ffn = ChunkedFFN(block.ffn)
