@@ -311,3 +311,39 @@ def test_calibrate_conditioner(trained):
     folded = (*args[:-1], 'folded.pth', '--fold')
     assert 'more than one convolution' in run(trained, *folded, expected=1)
     assert not (trained / 'folded.pth').exists()
+
+
+@pytest.mark.parametrize(
+    ('tool', 'args', 'words'),
+    [
+        ('analysis_tools/benchmark.py', ['--size', '0', '64'], '--size is too small'),
+        ('analysis_tools/benchmark.py', ['--warmup', '-1'], '--warmup is too small'),
+        ('analysis_tools/benchmark.py', ['--device', 'foo'], 'on foo: '),
+        (
+            'analysis_tools/benchmark.py',
+            ['--cfg-options', 'model.backbone.conditioner.kappa=0.5'],
+            'kappa must be a finite number > 1, but got 0.5',
+        ),
+        (
+            'model_converters/calibrate_conditioner.py',
+            ['junk.pth', '--out', 'fixed.json'],
+            'must end in .pth',
+        ),
+        (
+            'model_converters/calibrate_conditioner.py',
+            ['junk.pth', '--out', 'fixed.pth'],
+            'checkpoint junk.pth cannot be used on cpu',
+        ),
+        (
+            'deployment/export_onnx.py',
+            ['junk.pth', '--out', 'model.onnx'],
+            'checkpoint junk.pth cannot be used on cpu',
+        ),
+    ],
+)
+def test_bad_arguments_are_named_and_leave_nothing(tmp_path, tool, args, words):
+    (tmp_path / 'junk.pth').write_text('junk')
+    printed = run(tmp_path, tool, CONFIG, *args, expected=1)
+    assert words in printed
+    assert 'Traceback' not in printed
+    assert [path.name for path in tmp_path.iterdir()] == ['junk.pth']

@@ -109,8 +109,8 @@ def fold_conditioner(backbone: nn.Module) -> nn.Module:
             'say), so P cannot be folded in; keep the calibrated conditioner.'
         )
     conv = convs[0]
-    matrix = conditioner.correction_matrix().double()
     weight = conv.weight.double()
+    matrix = conditioner.correction_matrix(weight.flatten(1).T)
     conv.weight.copy_(weight + torch.einsum('dchw,de->echw', weight, matrix))
     if conv.bias is not None:
         bias = conv.bias.double()

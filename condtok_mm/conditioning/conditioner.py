@@ -37,13 +37,15 @@ class TokenConditioner(nn.Module):
         solver (str): 'svd' (reference, float64), 'eigh' (eigenvalues of the Gram matrix
             of the shorter side; fp32 from ``floor=0.03`` on, float64 below),
             'newton_schulz' (matrix products in fp32 alone, nothing is read back from
-            the device; several passes below ``floor=0.02``), or 'auto'. 'auto' is
+            the device; several passes below ``floor=0.02``, where gradients through P
+            are right for tokens of full rank only), or 'auto'. 'auto' is
             'svd' where the numerical range reaches below the 4.8e-7 that a Gram
             matrix resolves, as for fp64 tokens without a floor; otherwise 'eigh' on
             CPU, where it took 0.5 to 1 times as long as 'newton_schulz' with
             ``floor=0.1`` and 0.3 to 1.4 times without, for N x D from 196 x 768 to
             67200 x 96; and 'newton_schulz' on other devices, where eigenvalues need a
-            synchronisation and one image after the other. Defaults to 'auto'.
+            synchronisation and one image after the other, but for a gradient through P
+            below ``floor=0.02``. Defaults to 'auto'.
         floor (float): Noise floor in [0, 1], a fraction of s_1 (dimensionless).
             Defaults to 0.0.
         rtol (float, optional): Singular values of at most rtol * s_1 are outside the
@@ -152,13 +154,24 @@ class TokenConditioner(nn.Module):
         with torch.autocast(tokens.device.type, enabled=False):
             return self._condition(tokens, valid)
 
-    def correction_matrix(self) -> Tensor:
+    def correction_matrix(self, tokens: Tensor) -> Tensor:
         """P - I of a calibrated conditioner at the present strength.
+
+        Args:
+            tokens (Tensor): What it is for; gives the device, dtype and width.
 
         Returns:
             Tensor: Matrix (D, D); C is X times it.
+
+        Raises:
+            ValueError: If the tokens have another width.
         """
-        matrix = self.preconditioner
+        matrix = self.preconditioner.to(tokens)
+        if len(matrix) != tokens.shape[-1]:
+            raise ValueError(
+                f'the conditioner is calibrated for {len(matrix)} channels, but got '
+                f'tokens with {tokens.shape[-1]}.'
+            )
         identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
         return self.strength * (matrix - identity)
 
@@ -166,7 +179,7 @@ class TokenConditioner(nn.Module):
         rtol = default_rtol(tokens.dtype) if self.rtol is None else self.rtol
         solver = self.solver
         if solver == 'auto':
-            solver = choose_solver(tokens, self.floor, rtol)
+            solver = choose_solver(tokens, self.floor, rtol, self.grad == 'detach')
         dtype = compute_dtype(solver, tokens.dtype, self.floor)
         if self.preconditioner is not None:
             dtype = torch.promote_types(tokens.dtype, torch.float32)
@@ -178,11 +191,13 @@ class TokenConditioner(nn.Module):
             if self.preconditioner is None:
                 factor, top = self._polar_factor(rows, solver, rtol)
                 amount = self.strength / (self.kappa - 1) * top
+                reach = amount
             else:
-                factor = rows @ self.correction_matrix().to(dtype)
-                amount = torch.ones_like(scale)
-        # No entry of the factor is above one, none of the tokens above two scales.
-        fits = ((2 + amount) * scale).isfinite()
+                matrix = self.correction_matrix(embedded)
+                factor, amount = rows @ matrix, torch.ones_like(scale)
+                reach = 2 * matrix.abs().sum(0).amax()
+        # Entries of tokens are at most two scales, those of C at most reach scales.
+        fits = ((2 + reach) * scale).isfinite()
         amount = torch.where(fits, amount, 0)
         gain = self._rescaling(rows, factor * amount) if self.rescale else None
         summed = torch.addcmul(embedded, factor, amount * scale)
@@ -211,12 +226,28 @@ class TokenConditioner(nn.Module):
         ratio = torch.where(after > 0, before / torch.where(after > 0, after, 1), 1)
         return ratio if self.grad == 'full' else ratio.detach()
 
-    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
+    def _apply(self, function, *args, **kwargs) -> 'TokenConditioner':
+        matrix = self.preconditioner
+        super()._apply(function, *args, **kwargs)
+        if matrix is not None:
+            # A half-precision model keeps an fp32 P: what it lifts would round away.
+            self.preconditioner = matrix.to(self.preconditioner.device)
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict, prefix, metadata, strict, missing, unexpected, errors
+    ) -> None:
         # A calibrated checkpoint calibrates the conditioner that loads it.
         matrix = state_dict.get(f'{prefix}preconditioner')
         if matrix is not None and self.preconditioner is None:
+            if matrix.dim() != 2 or len(matrix) != matrix.shape[1]:
+                shape = tuple(matrix.shape)
+                errors.append(f'{prefix}preconditioner must be square, but is {shape}.')
+                return
             self.preconditioner = torch.empty_like(matrix)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        super()._load_from_state_dict(
+            state_dict, prefix, metadata, strict, missing, unexpected, errors
+        )
 
 
 def cast_if_finite(conditioned: Tensor, dtype: torch.dtype, tokens: Tensor) -> Tensor:

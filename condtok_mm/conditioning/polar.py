@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .newton_schulz import newton_schulz
+from .newton_schulz import PASS_FLOOR, newton_schulz
 
 GRAM_RTOL = 4 * torch.finfo(torch.float32).eps
 """Smallest ratio s / s_1 (dimensionless) that a float64 Gram matrix resolves well."""
@@ -66,20 +66,22 @@ SPECTRA: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
 SOLVERS = (*SPECTRA, 'newton_schulz')
 
 
-def choose_solver(tokens: Tensor, floor: float, rtol: float) -> str:
+def choose_solver(tokens: Tensor, floor: float, rtol: float, constant: bool) -> str:
     """The solver that ``solver='auto'`` stands for.
 
     Args:
         tokens (Tensor): Token matrices. Has shape (B, N, D).
         floor (float): Noise floor, a fraction of s_1 (dimensionless).
         rtol (float): Numerical range as a fraction of s_1 (dimensionless).
+        constant (bool): Whether C is a constant for the gradient.
 
     Returns:
         str: Key of ``SOLVERS``; the reasons are in the docstring of TokenConditioner.
     """
     if rtol < GRAM_RTOL and floor <= rtol:
         return 'svd'
-    return 'eigh' if tokens.device.type == 'cpu' else 'newton_schulz'
+    products = constant or floor >= PASS_FLOOR
+    return 'newton_schulz' if products and not tokens.is_cpu else 'eigh'
 
 
 def compute_dtype(solver: str, dtype: torch.dtype, floor: float) -> torch.dtype:

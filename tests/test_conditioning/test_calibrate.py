@@ -71,6 +71,33 @@ def test_it_is_in_the_checkpoint_and_calibrates_what_loads_it():
     assert 'calibrated' in repr(other.conditioner)
 
 
+def test_half_precision_keeps_P_in_fp32():
+    model = build(floor=0.0)
+    calibrate_conditioner(model, [photograph(64, 64)[None]])
+    matrix = model.conditioner.preconditioner.clone()
+    for cast in (model.half, model.bfloat16, model.float):
+        assert torch.equal(cast().conditioner.preconditioner, matrix)
+    assert model.double().to('meta').conditioner.preconditioner.is_meta
+
+
+def test_P_of_another_width_is_named():
+    model = build(floor=0.1)
+    state = model.state_dict() | {'conditioner.preconditioner': torch.eye(3, 5)}
+    with pytest.raises(RuntimeError, match=r'must be square, but is \(3, 5\)'):
+        model.load_state_dict(state)
+    state['conditioner.preconditioner'] = torch.eye(64)
+    model.load_state_dict(state)
+    with pytest.raises(ValueError, match='for 64 channels, but got tokens with 32'):
+        model(photograph(64, 64)[None])
+
+
+def test_calibrated_tokens_that_would_overflow_pass_through():
+    conditioner = TokenConditioner()
+    conditioner.preconditioner = 1e3 * torch.eye(4)
+    X = torch.full((1, 5, 4), 1e37)
+    assert torch.equal(conditioner(X), X)
+
+
 def test_strength_padding_and_gradient():
     conditioner = TokenConditioner(floor=0.1)
     conditioner.preconditioner = torch.randn(8, 8)

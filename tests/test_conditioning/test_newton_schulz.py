@@ -11,6 +11,7 @@ from condtok_mm.conditioning.newton_schulz import (
     largest_eigenvalue,
     step_slopes,
 )
+from condtok_mm.conditioning.polar import choose_solver
 
 from ..conftest import make_tokens, reference, relative_error
 
@@ -124,3 +125,12 @@ def test_images_of_a_batch_do_not_mix():
     both = conditioner(X)
     for x, y in zip(X, both, strict=True):
         assert relative_error(y, conditioner(x[None])[0]) < 1e-4
+
+
+def test_auto_takes_eigenvalues_for_a_gradient_through_P_without_a_floor():
+    """Passes in fp32 do not vanish outside the range, as the gradient must."""
+    tokens = torch.empty(1, 10, 4, device='meta')
+    assert choose_solver(tokens, 0.0, 4.8e-7, constant=True) == 'newton_schulz'
+    assert choose_solver(tokens, 0.1, 4.8e-7, constant=False) == 'newton_schulz'
+    assert choose_solver(tokens, 0.0, 4.8e-7, constant=False) == 'eigh'
+    assert choose_solver(torch.empty(1, 10, 4), 0.1, 4.8e-7, constant=True) == 'eigh'

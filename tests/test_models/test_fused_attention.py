@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from mmdet.models import SwinTransformer
+from mmpretrain.models import ViTSAM
 from torch import nn
 
 from condtok_mm.models import CondTokSwinTransformer, CondTokViT
@@ -201,3 +202,24 @@ def test_usable_says_no_where_a_layer_is_not_plain():
 def test_unknown_attention_is_named():
     with pytest.raises(ValueError, match="one of fused, stock, but got 'flash'"):
         CondTokSwinTransformer(attn='flash')
+
+
+@pytest.mark.parametrize('use_abs_pos', [True, False])
+def test_vit_adds_up_in_fp32_under_autocast(use_abs_pos):
+    kwargs = dict(img_size=64, window_size=3, use_abs_pos=use_abs_pos)
+    arch = VIT | dict(feedforward_channels=64, global_attn_indexes=(1, 3))
+    stock = ViTSAM(arch, patch_size=16, out_channels=0, **kwargs)
+    own = CondTokViT(arch, **kwargs)
+    images = torch.randn(1, 3, 64, 64)
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        assert own(images)[0].dtype == stock(images)[0].dtype
+
+
+@pytest.mark.parametrize('build', [lambda: CondTokViT(VIT), lambda: pair()[1]])
+def test_traced_model_can_be_saved(build, tmp_path):
+    model = build().eval()
+    images = torch.randn(1, 3, 64, 64)
+    torch.jit.trace(model, images, strict=False).save(tmp_path / 'model.pt')
+    loaded = torch.jit.load(tmp_path / 'model.pt')
+    for mine, theirs in zip(loaded(images), model(images), strict=True):
+        assert relative_error(mine, theirs.detach()) < 1e-4

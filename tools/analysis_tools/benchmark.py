@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from mmengine.config import Config, DictAction
+from mmengine.config import DictAction
 from rich import box
 from rich.console import Console
 from rich.progress import Progress
@@ -18,6 +18,7 @@ from rich.table import Table
 import condtok_mm
 from condtok_mm.analysis import benchmark
 from condtok_mm.conditioning import TokenConditioner
+from condtok_mm.engine.checked import load_config
 
 
 @dataclass
@@ -63,16 +64,24 @@ def main() -> None:
     args = parse_args()
     if args.device.startswith('cuda') and not torch.cuda.is_available():
         sys.exit(f'--device {args.device}: torch finds no CUDA GPU.')
-    for name in ('rounds', 'batch_size'):
-        if getattr(args, name) < 1:
-            sys.exit(f'--{name.replace("_", "-")} must be at least 1.')
+    sizes = dict(rounds=[args.rounds], size=args.size, warmup=[args.warmup + 1])
+    sizes['batch-size'] = [args.batch_size]
+    for name, values in sizes.items():
+        if min(values) < 1:
+            sys.exit(f'--{name} is too small.')
     configs = {}
     for path in args.config:
-        if not Path(path).is_file():
-            sys.exit(f'config {path} does not exist.')
-        cfg = Config.fromfile(path)
-        cfg.merge_from_dict(args.cfg_options or {})
+        cfg = load_config(path, args.cfg_options)
         configs[Path(path).stem] = cfg.model.backbone.to_dict()
+        try:
+            torch.device(args.device)
+            for backbone in benchmark.variants(configs[Path(path).stem]).values():
+                benchmark.MODELS.build(dict(backbone))
+        except Exception as error:
+            sys.exit(f'{path} on {args.device}: {error}')
+    name, backbone = next(iter(configs.items()))
+    if args.scaling and backbone.get('conditioner') is None:
+        sys.exit(f'{name} has no conditioner; give one of the condtok configs.')
     out_dir = Path(args.out_dir) / time.strftime('%Y%m%d_%H%M%S')
     try:
         out_dir.mkdir(parents=True)
@@ -230,11 +239,8 @@ def plot_rows(rows: list[Row], path: Path) -> None:
 
 def measure_scaling(args, configs: dict, setting: benchmark.Setting):
     """Time the conditioner alone on random tokens."""
-    name, backbone = next(iter(configs.items()))
-    arguments = backbone.get('conditioner')
-    if arguments is None:
-        sys.exit(f'{name} has no conditioner; give one of the condtok configs.')
-    conditioner = TokenConditioner(**arguments).to(args.device)
+    backbone = next(iter(configs.values()))
+    conditioner = TokenConditioner(**backbone['conditioner']).to(args.device)
     sweeps = {
         'tokens N': [(1, n, 96) for n in (8400, 16800, 33600, 50400, 67200)],
         'batch': [(b, 4096, 384) for b in (1, 2, 3, 4, 6)],

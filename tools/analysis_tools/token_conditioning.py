@@ -8,9 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import cv2
-from mmdet.apis import init_detector
 from mmdet.utils import register_all_modules
-from mmengine.config import Config, DictAction
+from mmengine.config import DictAction
 from rich import box
 from rich.console import Console
 from rich.progress import track
@@ -19,6 +18,7 @@ from rich.table import Table
 from condtok_mm.analysis import measure_tokens, plot_tokens
 from condtok_mm.analysis.images import find_images, image_pipeline, load_image
 from condtok_mm.conditioning.attach import conditioned_layer
+from condtok_mm.engine.checked import load_config, load_detector
 
 
 def parse_args() -> argparse.Namespace:
@@ -38,8 +38,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     register_all_modules()
-    cfg = Config.fromfile(args.config)
-    cfg.merge_from_dict(args.cfg_options or {})
+    cfg = load_config(args.config, args.cfg_options)
     if args.checkpoint and not Path(args.checkpoint).is_file():
         sys.exit(f'checkpoint {args.checkpoint} does not exist.')
     out_dir = Path(args.out_dir) / time.strftime('%Y%m%d_%H%M%S')
@@ -54,9 +53,7 @@ def main() -> None:
     if len(paths) > args.max_images:
         print(f'measuring the first {args.max_images} of {len(paths)} images')
     paths = paths[: args.max_images]
-    if args.checkpoint is None:
-        print('no checkpoint given: the weights are random')
-    model = init_detector(cfg, args.checkpoint, palette='random', device=args.device)
+    model = load_detector(cfg, args.checkpoint, args.device)
     pipeline = image_pipeline(cfg)
     try:
         conditioned_layer(model.backbone)

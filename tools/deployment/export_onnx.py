@@ -8,14 +8,13 @@ import sys
 from pathlib import Path
 
 import torch
-from mmdet.apis import init_detector
 from mmdet.utils import register_all_modules
-from mmengine.config import Config, DictAction
+from mmengine.config import DictAction
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-import condtok_mm  # noqa: F401
+from condtok_mm.engine.checked import load_config, load_detector
 
 EXAMPLE_HW = (512, 768)
 """Size of the traced image. Every map has more than two windows on each side."""
@@ -55,24 +54,21 @@ def main() -> None:
     except ImportError as error:
         sys.exit(f"{error.name} is missing: pip install 'condtok_mm[onnx]'.")
     out = Path(args.out)
-    for path in filter(None, (args.config, args.checkpoint)):
-        if not Path(path).is_file():
-            sys.exit(f'{path} does not exist.')
     if out.exists() and not args.overwrite:
         sys.exit(f'{out} exists already; name another --out, or --overwrite it.')
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.exit(f'{out.parent} cannot be made ({error}); name another --out.')
     if args.size_divisor < 1 or any(side % args.size_divisor for side in EXAMPLE_HW):
         sys.exit(
             f'--size-divisor must divide {EXAMPLE_HW}, but got {args.size_divisor}.'
         )
-    if args.checkpoint is None:
-        print('no checkpoint given: the weights are random')
     register_all_modules()
-    cfg = Config.fromfile(args.config)
-    cfg.merge_from_dict(args.cfg_options or {})
-    detector = init_detector(cfg, args.checkpoint, palette='random', device='cpu')
+    cfg = load_config(args.config, args.cfg_options)
+    detector = load_detector(cfg, args.checkpoint, 'cpu')
     model = Features(detector).eval()
     use_products_only(model.backbone)
-    out.parent.mkdir(parents=True, exist_ok=True)
     export(model, out, args.size_divisor)
     session = onnxruntime.InferenceSession(str(out))
     Console().print(compare(model, session, args.size_divisor))

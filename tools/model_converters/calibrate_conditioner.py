@@ -10,8 +10,8 @@ import json
 import sys
 from pathlib import Path
 
+import cv2
 import torch
-from mmdet.apis import init_detector
 from mmdet.utils import register_all_modules
 from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
@@ -19,11 +19,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-import condtok_mm  # noqa: F401
 from condtok_mm.analysis import measure_tokens
 from condtok_mm.analysis.images import find_images, image_pipeline, load_image
 from condtok_mm.conditioning import calibrate_conditioner, fold_conditioner
 from condtok_mm.conditioning.attach import conditioned_layer
+from condtok_mm.engine.checked import load_config, load_detector
 
 
 def parse_args() -> argparse.Namespace:
@@ -45,23 +45,33 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    args = parse_args()
+def check_output(args: argparse.Namespace) -> Path:
+    """The file to write, after all that could be wrong with it."""
     out = Path(args.out)
-    for path in (args.config, args.checkpoint):
-        if not Path(path).is_file():
-            sys.exit(f'{path} does not exist.')
+    if out.suffix != '.pth':
+        sys.exit(f'--out must end in .pth, but got {out}.')
+    if args.max_images < 1:
+        sys.exit(f'--max-images must be at least 1, but got {args.max_images}.')
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.exit(f'{out.parent} cannot be made ({error}); name another --out.')
     for path in (out, out.with_suffix('.json')):
         if path.exists() and not args.overwrite:
             sys.exit(f'{path} exists already; name another --out, or --overwrite it.')
+    return out
+
+
+def main() -> None:
+    args = parse_args()
+    out = check_output(args)
     register_all_modules()
-    cfg = Config.fromfile(args.config)
-    cfg.merge_from_dict(args.cfg_options or {})
+    cfg = load_config(args.config, args.cfg_options)
+    own = load_detector(cfg, args.checkpoint, args.device)
     try:
         paths = find_images(args.images, cfg)[: args.max_images]
     except FileNotFoundError as error:
-        sys.exit(str(error))
-    own = init_detector(cfg, args.checkpoint, palette='random', device=args.device)
+        sys.exit(f'{error}; name what to calibrate on by --images.')
     pipeline = image_pipeline(cfg)
     try:
         conditioned_layer(own.backbone)
@@ -77,20 +87,24 @@ def main() -> None:
             fold_conditioner(written.backbone)
     except ValueError as error:
         sys.exit(f'{args.config}: {error}')
+    except (AssertionError, OSError, cv2.error) as error:
+        sys.exit(f'an image cannot be read: {error}')
     rows = [
         compare(own, fixed, load_image(own, pipeline, path), path.name)
         for path in track(paths, description='comparing')
     ]
-    checkpoint = torch.load(args.checkpoint, map_location='cpu', weights_only=False)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    meta = checkpoint.get('meta', {})
-    torch.save(dict(meta=meta, state_dict=written.state_dict()), out)
     report = dict(images=rows)
     if args.eval:
-        report['metrics'] = {
-            'per image': evaluate(cfg, own, out),
-            'calibrated': evaluate(cfg, fixed, out),
-        }
+        try:
+            report['metrics'] = {
+                'per image': evaluate(cfg, own, out),
+                'calibrated': evaluate(cfg, fixed, out),
+            }
+        except FileNotFoundError as error:
+            sys.exit(f'--eval needs the test set of the config: {error}')
+    checkpoint = torch.load(args.checkpoint, map_location='cpu', weights_only=False)
+    meta = checkpoint.get('meta', {})
+    torch.save(dict(meta=meta, state_dict=written.state_dict()), out)
     out.with_suffix('.json').write_text(json.dumps(report, indent=2))
     console = Console()
     for table in make_tables(report):

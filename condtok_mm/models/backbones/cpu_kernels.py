@@ -46,8 +46,15 @@ def watched(module: nn.Module) -> bool:
     Returns:
         bool: True if it has hooks.
     """
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
-    return any(hooks)
+    return any(
+        (
+            module._forward_hooks,
+            module._forward_pre_hooks,
+            module._backward_hooks,
+            module._backward_pre_hooks,
+            torch.nn.modules.module._has_any_global_hook(),
+        )
+    )
 
 
 def _bare(module: nn.Module, dtype: torch.dtype) -> bool:

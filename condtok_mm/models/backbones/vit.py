@@ -361,8 +361,8 @@ class CondTokViT(BaseModule):
         # The convolution leaves channels first; every block would copy that again.
         x = x.contiguous()
         if self.pos_embed is not None:
-            positions = resize_absolute_positions(self.pos_embed, grid).to(x.dtype)
-            x = x + positions.flatten(1, 2)
+            # In fp32 under autocast, and so is all that is added to x from here on.
+            x = x + resize_absolute_positions(self.pos_embed, grid).flatten(1, 2)
         x = self.drop_after_pos(x)
         outs = []
         for index, layer in enumerate(self.layers):

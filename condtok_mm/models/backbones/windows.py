@@ -129,6 +129,12 @@ class Regroup(torch.autograd.Function):
         return _take(grad, back, filled_back), None, None, None, None
 
 
+def _regroup(tokens, forth, back, filled, filled_back) -> Tensor:
+    if torch.jit.is_tracing():
+        return _take(tokens, forth, filled)
+    return Regroup.apply(tokens, forth, back, filled, filled_back)
+
+
 def _take(tokens: Tensor, index: Tensor, filled: Tensor | None) -> Tensor:
     taken = tokens.index_select(1, index)
     return taken if filled is None else taken.mul_(filled)
@@ -145,7 +151,7 @@ def to_windows(tokens: Tensor, plan: WindowPlan) -> Tensor:
         Tensor: Windows (B * nW, L, D), image by image; empty places are zero.
     """
     places = plan.masks.shape[-1]
-    windows = Regroup.apply(tokens, plan.gather, plan.scatter, plan.filled, None)
+    windows = _regroup(tokens, plan.gather, plan.scatter, plan.filled, None)
     return windows.reshape(-1, places, tokens.shape[-1])
 
 
@@ -161,7 +167,7 @@ def from_windows(windows: Tensor, plan: WindowPlan, batch: int) -> Tensor:
         Tensor: Tokens of maps (B, H * W, D).
     """
     windows = windows.reshape(batch, -1, windows.shape[-1])
-    return Regroup.apply(windows, plan.scatter, plan.gather, None, plan.filled)
+    return _regroup(windows, plan.scatter, plan.gather, None, plan.filled)
 
 
 def window_biases(

@@ -1,0 +1,64 @@
+"""Reading what the command line of a tool names, with errors of one sentence."""
+
+import sys
+from pathlib import Path
+
+import torch
+from mmdet.apis import init_detector
+from mmengine.config import Config
+from torch import nn
+
+
+def load_config(path: str, options: dict | None) -> Config:
+    """Read the config of a detector.
+
+    Args:
+        path (str): The file.
+        options (dict | None): What ``--cfg-options`` changes.
+
+    Returns:
+        Config: The config.
+
+    Raises:
+        SystemExit: If it cannot be read, or is not that of a detector.
+    """
+    if not Path(path).is_file():
+        sys.exit(f'config {path} does not exist.')
+    try:
+        cfg = Config.fromfile(path)
+        cfg.merge_from_dict(options or {})
+        cfg.model.backbone.type  # noqa: B018
+    except Exception as error:
+        sys.exit(f'config {path} cannot be used: {_sentence(error)}')
+    return cfg
+
+
+def load_detector(cfg: Config, checkpoint: str | None, device: str) -> nn.Module:
+    """Build a detector and load its weights.
+
+    Args:
+        cfg (Config): Its config.
+        checkpoint (str | None): The weights; None leaves them random, and says so.
+        device (str): Device.
+
+    Returns:
+        nn.Module: The detector, in evaluation mode.
+
+    Raises:
+        SystemExit: If it cannot be built, or the checkpoint cannot be read.
+    """
+    if checkpoint is None:
+        print('no checkpoint given: the weights are random')
+    elif not Path(checkpoint).is_file():
+        sys.exit(f'checkpoint {checkpoint} does not exist.')
+    try:
+        torch.device(device)
+        return init_detector(cfg, checkpoint, palette='random', device=device)
+    except Exception as error:
+        what = f'checkpoint {checkpoint}' if checkpoint else 'the model of the config'
+        sys.exit(f'{what} cannot be used on {device}: {_sentence(error)}')
+
+
+def _sentence(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or ['']
+    return f'{type(error).__name__}: {lines[0]}'
