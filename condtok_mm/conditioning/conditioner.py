@@ -188,34 +188,35 @@ class TokenConditioner(nn.Module):
         counted = finite if valid is None else finite & valid.unsqueeze(-1)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.grad != 'detach'):
             rows = (embedded * (counted / scale)).nan_to_num_(0, 0, 0)
-            if self.preconditioner is None:
-                factor, top = self._polar_factor(rows, solver, rtol)
-                amount = self.strength / (self.kappa - 1) * top
-                reach = amount
-            else:
-                matrix = self.correction_matrix(embedded)
-                factor, amount = rows @ matrix, torch.ones_like(scale)
-                reach = 2 * matrix.abs().sum(0).amax()
+            tall, root, reach = self._correction(rows, solver, rtol)
         # Entries of tokens are at most two scales, those of C at most reach scales.
-        fits = ((2 + reach) * scale).isfinite()
-        amount = torch.where(fits, amount, 0)
-        gain = self._rescaling(rows, factor * amount) if self.rescale else None
-        summed = torch.addcmul(embedded, factor, amount * scale)
+        reach = torch.maximum(2 + reach, largest_entry(root))
+        gain = None
+        if self.rescale:
+            gain = self._rescaling(rows, _product(tall, root, rows))
+        root = root * torch.where((reach * scale).isfinite(), scale, 0)
+        summed = _product(tall, root, rows, embedded)
         if gain is not None:
             summed = summed * torch.where(counted, gain, 1)
         return cast_if_finite(summed, tokens.dtype, tokens)
 
-    def _polar_factor(
+    def _correction(
         self, rows: Tensor, solver: str, rtol: float
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Matrices whose product is C, or C transposed, and a bound of its entries."""
+        if self.preconditioner is not None:
+            matrix = self.correction_matrix(rows)
+            reach = 2 * matrix.abs().sum(0).amax()
+            return rows, matrix.expand(rows.shape[0], -1, -1), reach.expand(1, 1, 1)
         if solver != 'svd':
             rtol = max(rtol, GRAM_RTOL)
         # P is D x D; C is the same from either side, and cheaper from the shorter.
         wide = rows.shape[1] < rows.shape[2] and self.grad != 'precondition'
-        factor, top = polar_factor(
+        tall, root, top = polar_factor(
             rows.mT if wide else rows, solver, self.floor, rtol, self.grad != 'full'
         )
-        return factor.mT if wide else factor, top
+        amount = self.strength / (self.kappa - 1) * top
+        return tall, amount * root, amount
 
     def _rescaling(self, rows: Tensor, correction: Tensor) -> Tensor:
         """Ratio (B, 1, 1) of the Frobenius norms before and after."""
@@ -248,6 +249,15 @@ class TokenConditioner(nn.Module):
         super()._load_from_state_dict(
             state_dict, prefix, metadata, strict, missing, unexpected, errors
         )
+
+
+def _product(
+    tall: Tensor, root: Tensor, rows: Tensor, added: Tensor | None = None
+) -> Tensor:
+    """The product, on the side that the rows (B, N, D) have, plus what is added."""
+    if tall.shape != rows.shape:
+        tall, root = root.mT, tall.mT
+    return tall @ root if added is None else torch.baddbmm(added, tall, root)
 
 
 def cast_if_finite(conditioned: Tensor, dtype: torch.dtype, tokens: Tensor) -> Tensor:

@@ -33,8 +33,8 @@ SQUARINGS = 8
 
 def newton_schulz(
     rows: Tensor, floor: float, rtol: float, constant_root: bool
-) -> tuple[Tensor, Tensor]:
-    """Polar factor U f(S) V^T of rows = U S V^T, and the largest singular value.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Polar factor U f(S) V^T of rows = U S V^T, as a product, and s_1.
 
     f(s) = s / sqrt(s^2 + (floor s_1)^2), or, where ``floor <= rtol``, 1 for s above
     rtol s_1 and 0 below.
@@ -47,14 +47,14 @@ def newton_schulz(
             constants for the gradient.
 
     Returns:
-        tuple[Tensor, Tensor]: The factor (B, M, K), and s_1 (B, 1, 1).
+        tuple[Tensor, Tensor, Tensor]: Matrices (B, M, K) and (B, K, K) whose product
+        is the factor, and s_1 (B, 1, 1).
     """
     gram = _gram(rows, constant_root)
     top_squared = largest_eigenvalue(gram)
     positive = top_squared > 0
     top_squared = torch.where(positive, top_squared, 1)
     gram = gram / top_squared
-    rows = rows * top_squared.rsqrt()
 
     cut = floor <= rtol
     level = rtol if cut else floor
@@ -63,18 +63,21 @@ def newton_schulz(
     # (1 - c) G + c I, done as k passes with the k-th root of c: what is left after one
     # is of the same form in the new rows, with c divided by that root.
     part = whole ** (1 / passes)
+    root = top_squared.rsqrt()
     for index in range(passes):
         if index:
+            rows = rows @ root
             gram = _gram(rows, constant_root)
         shifted = (1 - part) * gram + part * _identity(gram)
-        rows = rows @ inverse_root(shifted, part)
+        step = inverse_root(shifted, part)
+        root = step if index else root * step
     if cut:
         # After all passes the square of s is s^2 / (s^2 + (1 - s^2) rtol^2).
-        edge = 1 / (2 - level**2)
-        rows = rows @ _root_above(_gram(rows, constant_root), edge)
+        rows = rows @ root
+        root = _root_above(_gram(rows, constant_root), 1 / (2 - level**2))
     else:
-        rows = rows / math.sqrt(1 + level**2)
-    return rows, torch.where(positive, top_squared, 0).sqrt()
+        root = root / math.sqrt(1 + level**2)
+    return rows, root, torch.where(positive, top_squared, 0).sqrt()
 
 
 def largest_eigenvalue(gram: Tensor) -> Tensor:

@@ -101,8 +101,8 @@ def compute_dtype(solver: str, dtype: torch.dtype, floor: float) -> torch.dtype:
 
 def polar_factor(
     rows: Tensor, solver: str, floor: float, rtol: float, constant_root: bool
-) -> tuple[Tensor, Tensor]:
-    """Polar factor U f(S) V^T of rows = U S V^T, and the largest singular value.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Polar factor U f(S) V^T of rows = U S V^T, as a product, and s_1.
 
     f(s) = s / sqrt(s^2 + (floor s_1)^2), or, where ``floor <= rtol``, 1 for s above
     rtol s_1 and 0 below.
@@ -117,14 +117,15 @@ def polar_factor(
             constant for the gradient.
 
     Returns:
-        tuple[Tensor, Tensor]: The factor (B, M, K), and s_1 (B, 1, 1).
+        tuple[Tensor, Tensor, Tensor]: Matrices (B, M, K) and (B, K, K) whose product
+        is the factor, and s_1 (B, 1, 1).
     """
     if solver == 'newton_schulz':
         return newton_schulz(rows, floor, rtol, constant_root)
     root, top = InverseRoot.apply(
         rows.detach() if constant_root else rows, solver, floor, rtol
     )
-    return rows @ root, top[:, None, None]
+    return rows, root, top[:, None, None]
 
 
 class InverseRoot(torch.autograd.Function):
