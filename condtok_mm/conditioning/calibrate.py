@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from .attach import conditioned_layer, detach_conditioner
 from .conditioner import TokenConditioner
-from .polar import GRAM_RTOL, InverseRoot
-from .spectrum import default_rtol
+from .polar import GRAM_RTOL, gram_spectrum, spectrum_gains
+from .spectrum import default_rtol, largest_entry
 
 
 @torch.no_grad()
@@ -40,7 +40,7 @@ def calibrate_conditioner(
     for images in batches:
         tokens, valid = forward.tokens(images, forward.embed(images))
         dtype = tokens.dtype
-        counted = tokens.isfinite().flatten(1).all(1)[:, None]
+        counted = largest_entry(tokens)[..., 0].isfinite()
         counted = counted if valid is None else counted & valid
         rows = torch.where(counted[..., None], tokens.double(), 0)
         total = (rows.mT @ rows).sum(0)
@@ -65,14 +65,10 @@ def preconditioner(conditioner: TokenConditioner, gram: Tensor) -> Tensor:
         Tensor: P (D, D) in float64.
     """
     rtol = conditioner.rtol or default_rtol(torch.float32)
-    values, basis = torch.linalg.eigh(gram)
-    rows = (basis * values.clamp_min(0).sqrt()).mT
-    scale = rows.abs().amax()
-    root, top = InverseRoot.apply(
-        rows[None] / scale, 'eigh', conditioner.floor, max(rtol, GRAM_RTOL)
-    )
+    values, basis = gram_spectrum(gram)
+    gains, top = spectrum_gains(values, conditioner.floor, max(rtol, GRAM_RTOL))
     identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-    return identity + top * root[0] / (conditioner.kappa - 1)
+    return identity + top * (basis * gains) @ basis.mT / (conditioner.kappa - 1)
 
 
 @torch.no_grad()

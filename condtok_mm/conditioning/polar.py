@@ -55,8 +55,37 @@ def eigh_spectrum(rows: Tensor) -> tuple[Tensor, Tensor]:
         tuple[Tensor, Tensor]: Singular values (B, K) and, in columns, an orthonormal
         basis (B, K, K). Values below ``GRAM_RTOL`` of the largest are rounding noise.
     """
-    eigenvalues, basis = _factorise(torch.linalg.eigh, rows.mT @ rows)
+    return gram_spectrum(rows.mT @ rows)
+
+
+def gram_spectrum(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """The same from X^T X itself.
+
+    Args:
+        gram (Tensor): Gram matrices. Has shape (..., K, K).
+
+    Returns:
+        tuple[Tensor, Tensor]: Singular values (..., K) of X, and the basis (..., K, K).
+    """
+    eigenvalues, basis = _factorise(torch.linalg.eigh, gram)
     return eigenvalues.clamp_min(0).sqrt(), basis
+
+
+def spectrum_gains(values: Tensor, floor: float, rtol: float) -> tuple[Tensor, Tensor]:
+    """h(s) of the polar factor, and the largest singular value.
+
+    Args:
+        values (Tensor): Singular values. Has shape (..., K).
+        floor (float): Noise floor rho, a fraction of s_1 (dimensionless).
+        rtol (float): With ``floor <= rtol``, h is zero up to rtol * s_1.
+
+    Returns:
+        tuple[Tensor, Tensor]: h (..., K), and s_1 (..., 1).
+    """
+    top = values.amax(-1, keepdim=True)
+    kept = values > rtol * top if floor <= rtol else (top > 0).expand_as(values)
+    roots = (values.square() + (floor * top).square()).sqrt()
+    return torch.where(kept, 1 / torch.where(kept, roots, 1), 0), top
 
 
 SPECTRA: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
@@ -151,10 +180,7 @@ class InverseRoot(torch.autograd.Function):
     def forward(ctx, rows, solver, floor, rtol):
         """Compute R and s_1; arguments and result as in the class docstring."""
         values, basis = SPECTRA[solver](rows)
-        top = values.amax(-1, keepdim=True)
-        kept = values > rtol * top if floor <= rtol else (top > 0).expand_as(values)
-        roots = (values.square() + (floor * top).square()).sqrt()
-        gains = torch.where(kept, 1 / torch.where(kept, roots, 1), 0)
+        gains, top = spectrum_gains(values, floor, rtol)
         ctx.save_for_backward(rows, values, basis, gains)
         ctx.floor = floor
         return (basis * gains.unsqueeze(-2)) @ basis.mT, top.squeeze(-1)

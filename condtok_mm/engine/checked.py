@@ -1,6 +1,7 @@
 """Reading what the command line of a tool names, with errors of one sentence."""
 
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -57,6 +58,26 @@ def load_detector(cfg: Config, checkpoint: str | None, device: str) -> nn.Module
     except Exception as error:
         what = f'checkpoint {checkpoint}' if checkpoint else 'the model of the config'
         sys.exit(f'{what} cannot be used on {device}: {_sentence(error)}')
+
+
+def make_run_folder(out_dir: str) -> Path:
+    """Make a folder of its own for what a run writes, named after the time.
+
+    Args:
+        out_dir (str): What to make it in.
+
+    Returns:
+        Path: The folder.
+
+    Raises:
+        SystemExit: If it cannot be made.
+    """
+    folder = Path(out_dir) / time.strftime('%Y%m%d_%H%M%S')
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        sys.exit(f'{folder} cannot be made ({error}); name another --out-dir.')
+    return folder
 
 
 def _sentence(error: Exception) -> str:

@@ -4,7 +4,6 @@ import argparse
 import json
 import platform
 import sys
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from rich.table import Table
 import condtok_mm
 from condtok_mm.analysis import benchmark
 from condtok_mm.conditioning import TokenConditioner
-from condtok_mm.engine.checked import load_config
+from condtok_mm.engine.checked import load_config, make_run_folder
 
 
 @dataclass
@@ -82,11 +81,7 @@ def main() -> None:
     name, backbone = next(iter(configs.items()))
     if args.scaling and backbone.get('conditioner') is None:
         sys.exit(f'{name} has no conditioner; give one of the condtok configs.')
-    out_dir = Path(args.out_dir) / time.strftime('%Y%m%d_%H%M%S')
-    try:
-        out_dir.mkdir(parents=True)
-    except OSError as error:
-        sys.exit(f'{out_dir} cannot be made ({error}); name another --out-dir.')
+    out_dir = make_run_folder(args.out_dir)
     setting = benchmark.Setting(
         tuple(args.size), args.batch_size, args.device, args.dtype
     )

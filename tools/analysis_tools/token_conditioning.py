@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from rich.table import Table
 from condtok_mm.analysis import measure_tokens, plot_tokens
 from condtok_mm.analysis.images import find_images, image_pipeline, load_image
 from condtok_mm.conditioning.attach import conditioned_layer
-from condtok_mm.engine.checked import load_config, load_detector
+from condtok_mm.engine.checked import load_config, load_detector, make_run_folder
 
 
 def parse_args() -> argparse.Namespace:
@@ -41,11 +40,7 @@ def main() -> None:
     cfg = load_config(args.config, args.cfg_options)
     if args.checkpoint and not Path(args.checkpoint).is_file():
         sys.exit(f'checkpoint {args.checkpoint} does not exist.')
-    out_dir = Path(args.out_dir) / time.strftime('%Y%m%d_%H%M%S')
-    try:
-        out_dir.mkdir(parents=True)
-    except OSError as error:
-        sys.exit(f'{out_dir} cannot be made ({error}); name another --out-dir.')
+    out_dir = make_run_folder(args.out_dir)
     try:
         paths = find_images(args.images, cfg)
     except FileNotFoundError as error:

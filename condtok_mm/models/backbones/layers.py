@@ -3,21 +3,29 @@
 import torch
 from mmcv.cnn.bricks import DropPath
 from mmcv.cnn.bricks.transformer import FFN
-from torch import Tensor
+from torch import Tensor, nn
 
 from .cpu_kernels import FeedForward, usable
 
 
-class ChunkedFFN(FFN):
+class InPlaceOf(nn.Module):
+    """Mixed into a subclass of a stock layer, takes over a layer that is built.
+
+    Args:
+        stock (nn.Module): What to take the place of, with its parameters.
+    """
+
+    def __init__(self, stock: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.__dict__.update(stock.__dict__)
+
+
+class ChunkedFFN(InPlaceOf, FFN):
     """mmcv's ``FFN``, with its hidden layer kept in the cache on CPU.
 
     Args:
         stock (FFN): What to take the place of, with its parameters.
     """
-
-    def __init__(self, stock: FFN) -> None:
-        torch.nn.Module.__init__(self)
-        self.__dict__.update(stock.__dict__)
 
     def forward(self, x: Tensor, identity: Tensor | None = None) -> Tensor:
         """Transform each token.

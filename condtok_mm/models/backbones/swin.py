@@ -11,22 +11,18 @@ from ...conditioning import TokenConditioner
 from ...registry import register
 from .cpu_kernels import WindowAttention, usable, watched
 from .install import install_conditioner
-from .layers import ChunkedFFN, ScaledDropPath
+from .layers import ChunkedFFN, InPlaceOf, ScaledDropPath
 from .windows import from_windows, to_windows, window_biases, window_plan
 
 ATTENTIONS = ('fused', 'stock')
 
 
-class FusedShiftWindowMSA(ShiftWindowMSA):
+class FusedShiftWindowMSA(InPlaceOf, ShiftWindowMSA):
     """mmdet's ``ShiftWindowMSA`` with fewer copies and fused attention.
 
     Args:
         stock (ShiftWindowMSA): What to take the place of, with its parameters.
     """
-
-    def __init__(self, stock: ShiftWindowMSA) -> None:
-        nn.Module.__init__(self)
-        self.__dict__.update(stock.__dict__)
 
     def forward(self, query: Tensor, hw_shape: tuple[int, int]) -> Tensor:
         """Attend within windows.
@@ -77,7 +73,7 @@ class FusedShiftWindowMSA(ShiftWindowMSA):
         return msa.proj_drop(msa.proj(x.transpose(1, 2).flatten(2)))
 
 
-class FusedPatchMerging(PatchMerging):
+class FusedPatchMerging(InPlaceOf, PatchMerging):
     """mmdet's ``PatchMerging`` with one copy in place of three.
 
     Pixels of a patch are laid side by side as they lie in memory, and the parameters,
@@ -86,10 +82,6 @@ class FusedPatchMerging(PatchMerging):
     Args:
         stock (PatchMerging): What to take the place of, with its parameters.
     """
-
-    def __init__(self, stock: PatchMerging) -> None:
-        nn.Module.__init__(self)
-        self.__dict__.update(stock.__dict__)
 
     def forward(
         self, x: Tensor, input_size: tuple[int, int]
