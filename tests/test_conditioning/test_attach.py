@@ -29,11 +29,20 @@ class Embed(nn.Module):
         out = self.projection(images)
         tokens = out.flatten(2).mT
         return {
-            'tuple': (tokens, tuple(out.shape[2:])),
-            'list': [tokens, torch.Size(out.shape[2:]), 'more'],
-            'map': out,
-            'tokens': tokens,
-        }[self.returns]
+            'tuple': lambda: (tokens, tuple(out.shape[2:])),
+            'list': lambda: [tokens, torch.Size(out.shape[2:]), 'more'],
+            'numbers': lambda: (tokens, *out.shape[2:]),
+            'grid first': lambda: (tuple(out.shape[2:]), tokens),
+            'map': lambda: out,
+            'map and grid': lambda: (out, tuple(out.shape[2:])),
+            'last': lambda: out.permute(0, 2, 3, 1),
+            'tokens': lambda: tokens,
+            'unnamed': lambda: (tokens, 'more'),
+            'windows': lambda: tokens.unflatten(1, (-1, 2, 2)),
+            'class token': lambda: torch.cat((tokens[:, :1], tokens), 1),
+            'wrong grid': lambda: (tokens, (1, 2)),
+            'pooled': lambda: out.mean((2, 3)),
+        }[self.returns]()
 
 
 class Backbone(nn.Module):
@@ -49,21 +58,41 @@ EMBED = 'stages.0.0'
 
 
 def tokens_of(output):
-    output = output[0] if isinstance(output, tuple | list) else output
-    return output.flatten(2).mT if output.dim() == 4 else output
+    """Tokens (B, N, 12), whatever they are in."""
+    if isinstance(output, tuple | list):
+        output = next(part for part in output if torch.is_tensor(part))
+    if output.dim() == 4 and output.shape[1] == 12:
+        output = output.movedim(1, -1)
+    return output.flatten(1, -2)
 
 
-@pytest.mark.parametrize('returns', ['tuple', 'list', 'map', 'tokens'])
+RETURNS = (
+    'tuple',
+    'list',
+    'numbers',
+    'grid first',
+    'map',
+    'map and grid',
+    'last',
+    'tokens',
+    'unnamed',
+    'windows',
+)
+
+
+@pytest.mark.parametrize('returns', RETURNS)
 def test_every_kind_of_output(returns):
     backbone = Backbone(returns)
     layer = backbone.stages[0][0]
     images = batch_images([photograph(64, 96, 1), photograph(96, 70, 2)])
     before = layer(images)
-    pad_value = None if returns == 'tokens' else 0.0
+    pad_value = None if returns == 'windows' else 0.0
     conditioner = TokenConditioner(floor=0.1, pad_value=pad_value)
     assert attach_conditioner(backbone, conditioner, EMBED) is backbone
     after = backbone.stages[0](images)
     assert type(after) is type(before)
+    if torch.is_tensor(before):
+        assert after.shape == before.shape
     valid = None
     if pad_value is not None:
         valid = valid_tokens(images, (images.shape[2] // 8, images.shape[3] // 8), 0.0)
@@ -93,10 +122,39 @@ def test_attach_and_detach_leave_nothing_behind():
     assert dict(backbone.named_children()).keys() == {'stages'}
 
 
-def test_tokens_without_grid_are_explained():
-    backbone = attach_conditioner(Backbone('tokens'), TokenConditioner(), EMBED)
-    with pytest.raises(ValueError, match='set pad_value=None'):
+@pytest.mark.parametrize(
+    ('returns', 'words'),
+    [
+        ('windows', 'returns 16 tokens and no grid.*set pad_value=None'),
+        ('class token', 'returns 17 tokens and no grid.*set pad_value=None'),
+        ('wrong grid', 'returns 16 tokens and a grid of 1 x 2.*set pad_value=None'),
+        ('pooled', r'this one returns \(1, 12\); name another layer'),
+    ],
+)
+def test_output_without_a_grid_is_explained(returns, words):
+    backbone = attach_conditioner(Backbone(returns), TokenConditioner(), EMBED)
+    with pytest.raises(ValueError, match=words):
         backbone.stages[0](torch.randn(1, 3, 32, 32))
+
+
+class Unfolded(nn.Unfold):
+    """An embedding without a convolution."""
+
+    def forward(self, images):
+        return super().forward(images).mT
+
+
+def test_grid_from_the_strides_of_an_unfold():
+    backbone = Backbone()
+    layer = backbone.stages[0][0] = Unfolded(8, stride=8)
+    attach_conditioner(backbone, TokenConditioner(floor=0.1), EMBED)
+    image = photograph(64, 96)
+    padded = batch_images([image, torch.zeros(3, 96, 128)])
+    tokens = layer(padded)[0].reshape(12, 16, 192)
+    torch.testing.assert_close(
+        tokens[:8, :12].flatten(0, 1), layer(image[None])[0], rtol=1e-4, atol=1e-4
+    )
+    assert not tokens[8:].any()
 
 
 def test_strength_zero_is_the_stock_layer():
