@@ -54,7 +54,16 @@ setup(
             'mmpretrain>=1.2,<2',
         ],
         'onnx': ['onnx', 'onnxruntime', 'onnxscript'],
-        'tests': ['pytest', 'ruff', 'onnx', 'onnxruntime', 'onnxscript'],
+        'safetensors': ['safetensors'],
+        'tests': [
+            'onnx',
+            'onnxruntime',
+            'onnxscript',
+            'pytest',
+            'ruff',
+            'safetensors',
+            'timm',
+        ],
     },
     cmdclass={'build_py': BuildWithConfigs},
 )

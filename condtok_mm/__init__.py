@@ -1,6 +1,6 @@
 """Conditioned embedded tokens for detectors of the OpenMMLab stack.
 
-Importing the package registers its backbones, necks and optimizer constructors. Where
+Importing the package registers its backbones, necks, hooks and optimizer constructors. Where
 none of mmengine, mmcv and mmdet is installed, only ``condtok_mm.conditioning`` works.
 
 Attributes:

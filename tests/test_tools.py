@@ -313,10 +313,73 @@ def test_calibrate_conditioner(trained):
     assert not (trained / 'folded.pth').exists()
 
 
+def test_convert_checkpoint(trained):
+    tool = 'model_converters/convert_checkpoint.py'
+    detector = torch.load(trained / 'work/epoch_1.pth', weights_only=False)[
+        'state_dict'
+    ]
+    averaged = {f'module.{key}': value for key, value in detector.items()}
+    torch.save(dict(model_ema=averaged), trained / 'averaged.pth')
+    args = (tool, CONFIG, 'averaged.pth', '--out', 'converted/swin.pth')
+    printed = run(trained, *args)
+    assert 'OpenMMLab, under model_ema.module.backbone' in printed
+    state = torch.load(trained / 'converted/swin.pth')['state_dict']
+    for key, value in state.items():
+        assert torch.equal(value, detector[f'backbone.{key}'])
+    assert 'exists already' in run(trained, *args, expected=1)
+    options = [
+        'model.backbone.init_cfg.type=Pretrained',
+        'model.backbone.init_cfg.checkpoint=converted/swin.pth',
+    ]
+    printed = run(trained, 'train.py', CONFIG, '--work-dir', 'tuned', *SHORT, *options)
+    assert f'{len(state)} of {len(state)}' in printed
+    printed = run(trained, *args[:-1], 'b.pth', '--prefix', 'neck', expected=1)
+    assert 'cannot be converted: the checkpoint has no keys with the prefix' in printed
+
+
+def test_no_tool_runs_what_a_checkpoint_holds(trained):
+    class Payload:
+        def __reduce__(self):
+            return os.system, (f'touch {trained}/ran',)
+
+    content = torch.load(trained / 'work/epoch_1.pth', weights_only=False)
+    torch.save(content | dict(hidden=Payload()), trained / 'hostile.pth')
+    hostile = trained / 'hostile.pth'
+    init_cfg = [
+        'model.backbone.init_cfg.type=Pretrained',
+        f'model.backbone.init_cfg.checkpoint={hostile}',
+    ]
+    work = ['--work-dir', 'hostile']
+    for command in (
+        ('test.py', CONFIG, hostile, *work),
+        ('train.py', CONFIG, *work, '--resume', hostile),
+        ('train.py', CONFIG, *work, *SHORT, f'load_from={hostile}'),
+        ('train.py', CONFIG, *work, *SHORT, *init_cfg),
+        ('model_converters/convert_checkpoint.py', CONFIG, hostile, '--out', 'c.pth'),
+        (
+            'model_converters/calibrate_conditioner.py',
+            CONFIG,
+            hostile,
+            '--out',
+            'c.pth',
+        ),
+        ('deployment/export_onnx.py', CONFIG, hostile, '--out', 'c.onnx'),
+        ('analysis_tools/token_conditioning.py', CONFIG, hostile),
+    ):
+        printed = run(trained, *command, expected=1)
+        assert 'needs posix.system; reading it could execute' in printed
+    assert not (trained / 'ran').exists()
+
+
 @pytest.mark.parametrize(
     ('tool', 'args', 'words'),
     [
         ('analysis_tools/benchmark.py', ['--size', '0', '64'], '--size is too small'),
+        (
+            'model_converters/convert_checkpoint.py',
+            ['junk.pth', '--out', 'fixed.pth'],
+            'junk.pth cannot be read as a checkpoint',
+        ),
         ('analysis_tools/benchmark.py', ['--warmup', '-1'], '--warmup is too small'),
         ('analysis_tools/benchmark.py', ['--device', 'foo'], 'on foo: '),
         (

@@ -4,8 +4,9 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=$(bash "$root/tools/setup_env.sh")
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-if ! "$python" -c 'import pytest, ruff, onnx, onnxruntime, onnxscript' 2>/dev/null; then
-    "$python" -m pip install -q pytest ruff onnx onnxruntime onnxscript
+if ! "$python" -c 'import pytest, ruff, onnx, onnxruntime, onnxscript, safetensors, timm' \
+    2>/dev/null; then
+    "$python" -m pip install -q pytest ruff onnx onnxruntime onnxscript safetensors timm
 fi
 cd "$root"
 exec "$python" -m pytest "$@"

@@ -9,6 +9,8 @@ from mmdet.apis import init_detector
 from mmengine.config import Config
 from torch import nn
 
+from ..checkpoints import use_safe_reader
+
 
 def load_config(path: str, options: dict | None) -> Config:
     """Read the config of a detector.
@@ -52,6 +54,7 @@ def load_detector(cfg: Config, checkpoint: str | None, device: str) -> nn.Module
         print('no checkpoint given: the weights are random')
     elif not Path(checkpoint).is_file():
         sys.exit(f'checkpoint {checkpoint} does not exist.')
+    use_safe_reader()
     try:
         torch.device(device)
         return init_detector(cfg, checkpoint, palette='random', device=device)

@@ -1,6 +1,12 @@
 """Conditioned backbones, and the neck for plain vision transformers."""
 
-from .backbones import CondTokSwinTransformer, CondTokViT
+from .backbones import CondTok, CondTokSwinTransformer, CondTokViT, CondTokXCiT
 from .necks import SimpleFPN
 
-__all__ = ['CondTokSwinTransformer', 'CondTokViT', 'SimpleFPN']
+__all__ = [
+    'CondTok',
+    'CondTokSwinTransformer',
+    'CondTokViT',
+    'CondTokXCiT',
+    'SimpleFPN',
+]

@@ -20,7 +20,7 @@ model = dict(
         window_size=14,
         drop_path_rate=0.1,
         use_rel_pos=True,
-        init_cfg=dict(type='Pretrained', checkpoint=pretrained, prefix='backbone.'),
+        init_cfg=dict(type='Pretrained', checkpoint=pretrained),
     ),
     neck=dict(
         _delete_=True,

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from condtok_mm.analysis import measure_tokens
 from condtok_mm.analysis.images import find_images, image_pipeline, load_image
+from condtok_mm.checkpoints import read_checkpoint
 from condtok_mm.conditioning import calibrate_conditioner, fold_conditioner
 from condtok_mm.conditioning.attach import conditioned_layer
 from condtok_mm.engine.checked import load_config, load_detector
@@ -102,8 +103,7 @@ def main() -> None:
             }
         except FileNotFoundError as error:
             sys.exit(f'--eval needs the test set of the config: {error}')
-    checkpoint = torch.load(args.checkpoint, map_location='cpu', weights_only=False)
-    meta = checkpoint.get('meta', {})
+    meta = read_checkpoint(args.checkpoint).get('meta', {})
     torch.save(dict(meta=meta, state_dict=written.state_dict()), out)
     out.with_suffix('.json').write_text(json.dumps(report, indent=2))
     console = Console()

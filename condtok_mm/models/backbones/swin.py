@@ -7,6 +7,7 @@ from mmdet.models.backbones.swin import ShiftWindowMSA, SwinTransformer
 from mmdet.models.layers import PatchMerging
 from torch import Tensor, nn
 
+from ...checkpoints import MIN_MATCHED, read_any_checkpoint
 from ...conditioning import TokenConditioner
 from ...registry import register
 from .cpu_kernels import WindowAttention, usable, watched
@@ -135,6 +136,9 @@ class CondTokSwinTransformer(SwinTransformer):
         conditioner (dict | TokenConditioner, optional): Arguments of
             :class:`condtok_mm.conditioning.TokenConditioner`. Defaults to None, which
             leaves the tokens as they are.
+        min_matched (float): Least share of the backbone's keys that a checkpoint must
+            have, in [0, 1]; see :func:`condtok_mm.checkpoints.read_any_checkpoint`.
+            Defaults to 0.9.
         **kwargs: Keyword arguments of ``mmdet.models.SwinTransformer``.
 
     Raises:
@@ -147,6 +151,7 @@ class CondTokSwinTransformer(SwinTransformer):
         *args,
         attn: str = 'fused',
         conditioner: dict | TokenConditioner | None = None,
+        min_matched: float = MIN_MATCHED,
         **kwargs,
     ) -> None:
         if attn not in ATTENTIONS:
@@ -157,6 +162,7 @@ class CondTokSwinTransformer(SwinTransformer):
         if attn == 'fused':
             self._fuse()
         install_conditioner(self, conditioner)
+        read_any_checkpoint(self, min_matched)
 
     def _fuse(self) -> None:
         for stage in self.stages:

@@ -12,14 +12,13 @@ from mmengine.utils import to_2tuple
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ...checkpoints import MIN_MATCHED, read_any_checkpoint
 from ...conditioning import TokenConditioner
 from ...registry import register
 from .cpu_kernels import GridAttention, usable
 from .install import install_conditioner
 from .layers import ChunkedFFN, ScaledDropPath
 from .positions import (
-    fit_absolute_positions,
-    fit_relative_positions,
     relative_positions,
     resize_absolute_positions,
 )
@@ -125,12 +124,6 @@ class Attention(BaseModule):
         query = torch.cat((query * self.scale, bias_h, bias_w), dim=-1)
         return query, torch.cat((key, in_row, in_column), dim=-1)
 
-    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
-        if self.use_rel_pos:
-            for name in ('rel_pos_h', 'rel_pos_w'):
-                fit_relative_positions(state_dict, prefix + name, getattr(self, name))
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
 
 class Block(BaseModule):
     """Transformer block with attention in windows or over the whole map.
@@ -226,6 +219,9 @@ class CondTokViT(BaseModule):
         conditioner (dict | TokenConditioner, optional): Arguments of
             :class:`condtok_mm.conditioning.TokenConditioner`. Defaults to None, which
             leaves the tokens as they are.
+        min_matched (float): Least share of the backbone's keys that a checkpoint must
+            have, in [0, 1]; see :func:`condtok_mm.checkpoints.read_any_checkpoint`.
+            Defaults to 0.9.
         init_cfg (dict, optional): Initialisation. Defaults to None.
 
     Raises:
@@ -251,6 +247,7 @@ class CondTokViT(BaseModule):
         with_cp: bool = False,
         frozen_stages: int = -1,
         conditioner: dict | TokenConditioner | None = None,
+        min_matched: float = MIN_MATCHED,
         init_cfg: dict | None = None,
     ) -> None:
         super().__init__(init_cfg)
@@ -310,6 +307,7 @@ class CondTokViT(BaseModule):
             )
         self._freeze_stages()
         install_conditioner(self, conditioner)
+        read_any_checkpoint(self, min_matched)
 
     def init_weights(self) -> None:
         """Initialise as ViTDet does, or from ``init_cfg`` where there is one."""
@@ -394,12 +392,6 @@ class CondTokViT(BaseModule):
             if name.startswith('layers.'):
                 return int(name.split('.')[1]) + 1, num_depths
         return num_depths - 1, num_depths
-
-    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
-        state_dict.pop(prefix + 'cls_token', None)
-        if self.pos_embed is not None:
-            fit_absolute_positions(state_dict, prefix + 'pos_embed', self.pos_embed)
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def arch_settings(arch: str | dict) -> dict:

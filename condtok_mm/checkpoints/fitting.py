@@ -1,0 +1,174 @@
+"""Bring the weights of a file to the shapes that a backbone has."""
+
+import math
+import re
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..models.backbones.positions import resize_absolute_positions, resize_table
+
+EXTRA_TOKENS = (0, 1, 2)
+"""Tokens before the patches: none, a class token, a distillation token too."""
+
+EXTRA_BIASES = 3
+"""Entries of BEiT's relative position tables for the class token."""
+
+LAYER_SCALES = {
+    r'\.attn\.gamma1\.weight$': '.attn.proj.',
+    r'\.ffn\.gamma2\.weight$': '.ffn.layers.1.',
+}
+"""Layer scales, and the projection in front of each."""
+
+
+def fit(
+    state_dict: dict[str, Tensor], backbone: nn.Module
+) -> tuple[dict[str, Tensor], dict[str, tuple], list[str]]:
+    """Resize what depends on image, window or patch size, and fold layer scales.
+
+    Absolute positions and relative position tables are resized bicubically, decomposed
+    relative positions linearly, as they were trained to be; patches by the
+    pseudo-inverse of a bicubic resize, which keeps the tokens of a resized image
+    (Beyer et al., arXiv 2212.08013). Extra tokens in front of the positions are kept
+    or dropped. A layer scale that the backbone lacks is multiplied into the projection
+    before it.
+
+    Args:
+        state_dict (dict[str, Tensor]): Weights, under the backbone's names.
+        backbone (nn.Module): What they are for.
+
+    Returns:
+        tuple[dict[str, Tensor], dict[str, tuple], list[str]]: The weights; for each
+        one that was resized its shapes before and after; and notes.
+    """
+    target = backbone.state_dict()
+    fitted, notes = _fold_layer_scales(state_dict, target)
+    resized = {}
+    for key, value in fitted.items():
+        if key not in target or value.shape == target[key].shape:
+            continue
+        new = _resize(key, value, target[key], backbone, state_dict)
+        if new is not None and new.shape == target[key].shape:
+            resized[key] = tuple(value.shape), tuple(new.shape)
+            fitted[key] = new.contiguous()
+    return fitted, resized, notes
+
+
+def _resize(
+    key: str, value: Tensor, target: Tensor, backbone: nn.Module, state_dict: dict
+) -> Tensor | None:
+    name = key.rsplit('.', 1)[-1]
+    if name in ('pos_embed', 'absolute_pos_embed'):
+        tokens = sum(f'{kind}_token' in state_dict for kind in ('cls', 'dist'))
+        return _resize_positions(value, target, backbone, tokens)
+    if name == 'relative_position_bias_table':
+        return _resize_bias_table(value, target)
+    if name in ('rel_pos_h', 'rel_pos_w') and value.shape[1:] == target.shape[1:]:
+        return resize_table(value, target.shape[0])
+    if (
+        'patch_embed' in key
+        and value.dim() == 4
+        and value.shape[:2] == target.shape[:2]
+    ):
+        return _resize_patches(value, tuple(target.shape[2:]))
+    return None
+
+
+def _resize_positions(
+    value: Tensor, target: Tensor, backbone: nn.Module, tokens: int
+) -> Tensor | None:
+    """Positions as (1, n, D) or (1, h, w, D), whichever is wanted."""
+    extra, grid = 0, tuple(target.shape[1:3])
+    if target.dim() == 3:
+        extra, grid = _target_grid(target, backbone)
+    if grid is None or value.shape[-1] != target.shape[-1]:
+        return None
+    front, positions = _split_positions(value, grid, tokens)
+    if positions is None:
+        return None
+    positions = resize_absolute_positions(positions, grid)
+    if target.dim() == 4:
+        return positions
+    # Where the file has no position for an extra token, it adds none.
+    front = F.pad(front[:, :extra], (0, 0, 0, max(extra - front.shape[1], 0)))
+    return torch.cat((front, positions.flatten(1, 2)), dim=1)
+
+
+def _target_grid(target: Tensor, backbone: nn.Module) -> tuple[int, tuple | None]:
+    """Extra tokens and grid of a flat position embedding (1, n, D)."""
+    grid = getattr(getattr(backbone, 'patch_embed', None), 'init_out_size', None)
+    if grid is not None and 0 <= (extra := target.shape[1] - math.prod(grid)) <= 2:
+        return extra, tuple(grid)
+    return _square(target.shape[1], EXTRA_TOKENS)
+
+
+def _split_positions(
+    value: Tensor, expected: tuple[int, int], tokens: int
+) -> tuple[Tensor, Tensor | None]:
+    """Extra tokens (1, k, D) and grid (1, h, w, D) of a file's positions."""
+    if value.dim() == 4:
+        return value.new_zeros(1, 0, value.shape[-1]), value
+    count = value.shape[1]
+    order = (tokens, *(extra for extra in EXTRA_TOKENS if extra != tokens))
+    for extra in order:
+        if count - extra == math.prod(expected):
+            return value[:, :extra], value[:, extra:].unflatten(1, expected)
+    extra, grid = _square(count, order)
+    if grid is None:
+        return value, None
+    return value[:, :extra], value[:, extra:].unflatten(1, grid)
+
+
+def _square(count: int, extras: tuple[int, ...]) -> tuple[int, tuple | None]:
+    for extra in extras:
+        side = math.isqrt(max(count - extra, 0))
+        if side and side * side == count - extra:
+            return extra, (side, side)
+    return 0, None
+
+
+def _resize_bias_table(value: Tensor, target: Tensor) -> Tensor | None:
+    """Resize biases ((2 w - 1)^2 + extras, heads) to another window."""
+    if value.shape[1:] != target.shape[1:]:
+        return None
+    for extra in (0, EXTRA_BIASES):
+        before, after = (_square(len(table), (extra,))[1] for table in (value, target))
+        if before and after:
+            body, rest = value[: len(value) - extra], value[len(value) - extra :]
+            body = body.unflatten(0, before)[None]
+            body = resize_absolute_positions(body, after)[0].flatten(0, 1)
+            return torch.cat((body, rest))
+    return None
+
+
+def _resize_patches(weight: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize filters (D, C, h, w) so that they see in a resized image what they saw."""
+    before = tuple(weight.shape[2:])
+    basis = torch.eye(math.prod(before), dtype=torch.float64).unflatten(1, before)
+    mode = dict(mode='bicubic', align_corners=False)
+    resize = F.interpolate(basis[:, None], size=size, **mode).flatten(1)
+    flat = weight.double().flatten(2) @ torch.linalg.pinv(resize).mT
+    return flat.unflatten(2, size).to(weight.dtype)
+
+
+def _fold_layer_scales(
+    state_dict: dict[str, Tensor], target: dict[str, Tensor]
+) -> tuple[dict[str, Tensor], list[str]]:
+    fitted, folded = dict(state_dict), 0
+    for key in state_dict:
+        for pattern, projection in LAYER_SCALES.items():
+            if key in target or not re.search(pattern, key):
+                continue
+            layer = re.sub(pattern, projection, key)
+            if layer + 'weight' not in fitted:
+                continue
+            scale = fitted.pop(key)
+            for name in ('weight', 'bias'):
+                if (full := layer + name) in fitted:
+                    shape = (-1,) + (1,) * (fitted[full].dim() - 1)
+                    fitted[full] = fitted[full] * scale.view(shape)
+            folded += 1
+    if not folded:
+        return fitted, []
+    return fitted, [f'{folded} layer scales multiplied into the projections before.']

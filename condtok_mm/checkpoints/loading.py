@@ -1,0 +1,274 @@
+"""Load any checkpoint into any backbone, and say what became of it."""
+
+import re
+
+from mmengine.logging import print_log
+from mmengine.model import BaseModule
+from mmengine.model.weight_init import PretrainedInit
+from torch import Tensor, nn
+
+from .fitting import fit
+from .layouts import LAYOUTS
+from .reading import read_checkpoint
+from .report import LoadReport
+from .unwrapping import prefixes, strip, unwrap
+
+MIN_MATCHED = 0.9
+"""Least share of a backbone's keys that a checkpoint must have."""
+
+ANCHORS = {'patch_embed', 'blocks', 'embeddings'}
+"""First components of keys in the layouts, beside those of the backbone itself."""
+
+COMPUTED = r'\.(relative_(position_index|coords_table)|attn_mask)$'
+"""Buffers that a backbone fills by itself, in the size that it needs."""
+
+COUNTER = '.num_batches_tracked'
+"""Buffer of a batch norm that files may lack."""
+
+CONDITIONER = 'conditioner.'
+"""Prefix of what a calibrated conditioner reads and checks itself."""
+
+NEW = r'^norm\d+\.|\.rel_pos_[hw]$|^levels\.'
+"""Keys that detection adds, and that files of pretrained backbones need not have."""
+
+
+def convert_checkpoint(
+    checkpoint: dict, backbone: nn.Module, prefix: str | None = None
+) -> tuple[dict[str, Tensor], LoadReport]:
+    """Turn what a file holds into a state dict of a backbone.
+
+    The layout, and where in the file the backbone lies, are recognised as those under
+    which most of the backbone's keys are found. Converting the result again changes
+    nothing.
+
+    Args:
+        checkpoint (dict): What the file holds, as :func:`read_checkpoint` returns it.
+        backbone (nn.Module): What the weights are for. It is not changed.
+        prefix (str, optional): Prefix of the backbone's keys in the file. Defaults to
+            None, which recognises it.
+
+    Returns:
+        tuple[dict[str, Tensor], LoadReport]: The state dict, with the keys that the
+        backbone does not have at its end; and the report.
+
+    Raises:
+        ValueError: If the file holds no weights, or none with that prefix.
+    """
+    weights, wrapper = unwrap(checkpoint)
+    if prefix is not None and not strip(weights, _with_dot(prefix)):
+        raise ValueError(
+            f'the checkpoint has no keys with the prefix {prefix!r}, only such as '
+            f'{", ".join(list(weights)[:3])}.'
+        )
+    return _convert(weights, wrapper, backbone, prefix)
+
+
+def load_backbone(
+    backbone: nn.Module,
+    checkpoint: str,
+    prefix: str | None = None,
+    min_matched: float = MIN_MATCHED,
+) -> LoadReport:
+    """Read a checkpoint file safely and load it into a backbone.
+
+    Args:
+        backbone (nn.Module): Any backbone. Its weights are changed.
+        checkpoint (str): File or URL, as for :func:`read_checkpoint`.
+        prefix (str, optional): Prefix of the backbone's keys in the file. Defaults to
+            None, which recognises it.
+        min_matched (float): Least share of the backbone's keys that the file must
+            have, in [0, 1]. Defaults to 0.9.
+
+    Returns:
+        LoadReport: What became of the keys. It is logged too.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file cannot be read safely, holds no weights, or too few
+            keys match.
+    """
+    try:
+        state_dict, report = convert_checkpoint(
+            read_checkpoint(checkpoint), backbone, prefix
+        )
+        print_log(f'{checkpoint}\n{report}', logger='current')
+        report.check(min_matched)
+        for key in report.misshapen:
+            del state_dict[key]
+    except ValueError as error:
+        raise ValueError(f'{checkpoint}: {error}') from None
+    adapter = _adapter(backbone)
+    if adapter is None:
+        backbone.load_state_dict(state_dict, strict=False)
+    else:
+        adapter.load(backbone, state_dict)
+    return report
+
+
+def read_any_checkpoint(
+    backbone: nn.Module, min_matched: float = MIN_MATCHED
+) -> nn.Module:
+    """Let a backbone load checkpoints of any layout, however they reach it.
+
+    ``load_state_dict``, mmengine's runner and its ``load_checkpoint`` convert, resize
+    and report what they load, as part of a detector too; ``init_cfg`` of type
+    'Pretrained' also reads the file without executing anything in it.
+
+    Args:
+        backbone (nn.Module): The backbone. It is changed in place.
+        min_matched (float): Least share of its keys that a checkpoint must have, in
+            [0, 1]. Defaults to 0.9.
+
+    Returns:
+        nn.Module: The backbone.
+
+    Raises:
+        ValueError: If ``min_matched`` is out of range.
+    """
+    number = isinstance(min_matched, int | float) and not isinstance(min_matched, bool)
+    if not number or not 0 <= min_matched <= 1:
+        raise ValueError(f'min_matched must lie in [0, 1], but got {min_matched!r}.')
+    handle = backbone._register_load_state_dict_pre_hook(
+        _Adapter(min_matched), with_module=True
+    )
+    # Before the hooks of the stock class, which know its own layout alone.
+    hooks = backbone._load_state_dict_pre_hooks
+    hooks.move_to_end(handle.id, last=False)
+    if isinstance(backbone, BaseModule):
+        backbone.init_weights = _InitWeights(backbone, min_matched)
+    return backbone
+
+
+class _Adapter:
+    """Load-state-dict hook that converts, reports and checks."""
+
+    def __init__(self, min_matched: float) -> None:
+        self.min_matched = min_matched
+        self.converted = False
+
+    def __call__(
+        self, backbone: nn.Module, state_dict: dict, prefix: str, *args
+    ) -> None:
+        if self.converted:
+            return
+        inside = strip(state_dict, prefix)
+        weights, wrapper = unwrap(inside) if inside else ({}, '')
+        converted, report = _convert(weights, wrapper, backbone)
+        report.found_under = prefix + report.found_under
+        print_log(str(report), logger='current')
+        report.check(self.min_matched)
+        for key in inside:
+            state_dict.pop(prefix + key, None)
+        state_dict.update({prefix + key: value for key, value in converted.items()})
+
+    def load(self, backbone: nn.Module, state_dict: dict[str, Tensor]) -> None:
+        """Load what has been converted and reported."""
+        self.converted = True
+        try:
+            backbone.load_state_dict(state_dict, strict=False)
+        finally:
+            self.converted = False
+
+
+class _InitWeights:
+    """Stands in for a backbone's ``init_weights`` and reads 'Pretrained' itself.
+
+    An object and not a closure, so that the backbone can be copied and pickled.
+    """
+
+    def __init__(self, backbone: BaseModule, min_matched: float) -> None:
+        self.backbone = backbone
+        self.min_matched = min_matched
+
+    def __call__(self) -> None:
+        backbone = self.backbone
+        cfgs = backbone.init_cfg or []
+        cfgs = [cfgs] if isinstance(cfgs, dict) else list(cfgs)
+        pretrained = [cfg for cfg in cfgs if _is_pretrained(cfg)]
+        if not pretrained or backbone.is_init:
+            type(backbone).init_weights(backbone)
+            return
+        all_cfgs = backbone.init_cfg
+        backbone.init_cfg = [cfg for cfg in cfgs if cfg not in pretrained]
+        try:
+            BaseModule.init_weights(backbone)
+        finally:
+            backbone.init_cfg = all_cfgs
+        for cfg in pretrained:
+            arguments = {
+                key: cfg[key] for key in cfg if key not in ('type', 'map_location')
+            }
+            load_backbone(backbone, **arguments, min_matched=self.min_matched)
+
+
+def _is_pretrained(cfg: dict) -> bool:
+    return cfg.get('type') in ('Pretrained', 'PretrainedInit', PretrainedInit)
+
+
+def _adapter(backbone: nn.Module) -> _Adapter | None:
+    for hook in backbone._load_state_dict_pre_hooks.values():
+        if isinstance(hook.hook, _Adapter):
+            return hook.hook
+    return None
+
+
+def _with_dot(prefix: str | None) -> str:
+    return prefix if not prefix or prefix.endswith('.') else f'{prefix}.'
+
+
+def _convert(
+    weights: dict[str, Tensor],
+    wrapper: str,
+    backbone: nn.Module,
+    prefix: str | None = None,
+) -> tuple[dict[str, Tensor], LoadReport]:
+    """Try every layout under every prefix, and take what fits best."""
+    target = backbone.state_dict()
+    expected = {key for key in target if not re.search(NEW, key)}
+    candidates = [_with_dot(prefix)]
+    if prefix is None:
+        anchors = ANCHORS | {key.split('.')[0] for key in target}
+        candidates = list(prefixes(weights, anchors))
+    best, found = -1, None
+    for candidate in candidates:
+        inside = strip(weights, candidate)
+        for layout in LAYOUTS:
+            if layout.matches(inside):
+                converted = layout.convert(inside)
+                score = len(expected & converted.keys())
+                if score > best:
+                    best, found = score, (candidate, layout.NAME, converted)
+    candidate, layout, converted = found
+    under = '.'.join(filter(None, (wrapper, candidate.rstrip('.'))))
+    report = LoadReport(type(backbone).__name__, layout, under)
+    fitted, report.resized, report.notes = fit(converted, backbone)
+    return _settle(fitted, target, report), report
+
+
+def _settle(
+    weights: dict[str, Tensor], target: dict[str, Tensor], report: LoadReport
+) -> dict[str, Tensor]:
+    """Enter every key into the report, and order the weights as the backbone does."""
+    settled = {}
+    for key, value in target.items():
+        found = weights.get(key)
+        if key.startswith(CONDITIONER):
+            continue
+        if re.search(COMPUTED, key) or (found is None and key.endswith(COUNTER)):
+            settled[key] = value
+        elif found is None:
+            (report.new if re.search(NEW, key) else report.missing).append(key)
+        else:
+            settled[key] = found
+            if found.shape == value.shape:
+                report.matched.append(key)
+                continue
+            report.missing.append(key)
+            report.misshapen[key] = tuple(found.shape), tuple(value.shape)
+    for key, found in weights.items():
+        if key.startswith(CONDITIONER):
+            settled[key] = found
+        elif key not in target and not re.search(COMPUTED, key):
+            settled[key] = found
+            report.unexpected.append(key)
+    return settled

@@ -1,0 +1,119 @@
+"""What became of the keys of a checkpoint."""
+
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.table import Table
+
+SHOWN = 3
+"""Names that a row of the table shows."""
+
+WIDTH = 100
+
+
+@dataclass
+class LoadReport:
+    """How the weights of a file fit a backbone.
+
+    Attributes:
+        backbone (str): Class of the backbone.
+        layout (str): Name of the layout that was recognised.
+        found_under (str): Where in the file the backbone's weights are.
+        matched (list[str]): Keys of the backbone that the file has, with the shape
+            wanted or resized to it.
+        resized (dict[str, tuple]): Those of them that were resized, to the shapes
+            before and after.
+        new (list[str]): Keys that such a file never holds, such as the norms that
+            detection puts behind the stages.
+        missing (list[str]): Keys of the backbone that the file should have and does
+            not, or in a shape that cannot be resized.
+        misshapen (dict[str, tuple]): The latter, to the shapes of file and backbone.
+        unexpected (list[str]): Keys of the file that the backbone does not have.
+        notes (list[str]): What else was done to the weights.
+    """
+
+    backbone: str
+    layout: str
+    found_under: str
+    matched: list[str] = field(default_factory=list)
+    resized: dict[str, tuple] = field(default_factory=dict)
+    new: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    misshapen: dict[str, tuple] = field(default_factory=dict)
+    unexpected: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def share(self) -> float:
+        """Matched keys as a share of those that the file should have."""
+        wanted = len(self.matched) + len(self.missing)
+        return len(self.matched) / wanted if wanted else 1.0
+
+    def check(self, min_matched: float) -> None:
+        """Raise if too few keys match.
+
+        Args:
+            min_matched (float): Least share, in [0, 1].
+
+        Raises:
+            ValueError: With the counts, the first names and what to do.
+        """
+        if self.share >= min_matched:
+            return
+        wanted = len(self.matched) + len(self.missing)
+        raise ValueError(
+            f'only {len(self.matched)} of {wanted} keys of {self.backbone} are in the '
+            f'checkpoint (found as {self.layout}{self._where()}), {self.share:.0%}, '
+            f'and min_matched={min_matched:g} is asked for. Missing: '
+            f'{_first(self._missing())}. Unexpected: {_first(self.unexpected)}. Is it '
+            'a checkpoint of this architecture? (One of a backbone alone belongs into '
+            'model.backbone.init_cfg, not into load_from.) To load what there is, '
+            'lower model.backbone.min_matched.'
+        )
+
+    def __str__(self) -> str:
+        """The table, as text."""
+        table = Table(
+            title=f'weights of {self.backbone}: {self.layout}{self._where()}',
+            caption='\n'.join(self.notes) or None,
+            title_justify='left',
+            caption_justify='left',
+        )
+        table.add_column('keys')
+        table.add_column('count', justify='right')
+        table.add_column('first names')
+        wanted = len(self.matched) + len(self.missing)
+        rows = (
+            ('matched', f'{len(self.matched)} of {wanted}', self.matched),
+            ('resized', len(self.resized), _shapes(self.resized)),
+            ('new', len(self.new), self.new),
+            ('missing', len(self.missing), self._missing()),
+            ('unexpected', len(self.unexpected), self.unexpected),
+        )
+        for name, count, names in rows:
+            table.add_row(name, str(count), _first(names) if names else '')
+        console = Console(width=WIDTH)
+        with console.capture() as capture:
+            console.print(table)
+        return capture.get().rstrip()
+
+    def _where(self) -> str:
+        return f', under {self.found_under}' if self.found_under else ''
+
+    def _missing(self) -> list[str]:
+        shapes = dict(zip(self.misshapen, _shapes(self.misshapen), strict=True))
+        return [shapes.get(key, key) for key in self.missing]
+
+
+def _shapes(keys: dict[str, tuple]) -> list[str]:
+    return [
+        f'{key} {"x".join(map(str, before))} -> {"x".join(map(str, after))}'
+        for key, (before, after) in keys.items()
+    ]
+
+
+def _first(names: list[str]) -> str:
+    if not names:
+        return 'none'
+    more = len(names) - SHOWN
+    return ', '.join(names[:SHOWN]) + (f' and {more} more' if more > 0 else '')

@@ -1,0 +1,206 @@
+"""mmpretrain's XCiT as a detector's backbone, with conditioned tokens."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from itertools import chain
+
+from mmcv.cnn import build_norm_layer
+from mmengine.model import ModuleList
+from mmpretrain.models.backbones.xcit import XCiT
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+from ...checkpoints import MIN_MATCHED, read_any_checkpoint
+from ...conditioning import TokenConditioner
+from ...registry import register
+from .install import install_conditioner
+
+ARCHS = {
+    'tiny-12': dict(embed_dims=192, depth=12, num_heads=4, layer_scale_init_value=1.0),
+    'small-12': dict(embed_dims=384, depth=12, num_heads=8, layer_scale_init_value=1.0),
+    'small-24': dict(
+        embed_dims=384, depth=24, num_heads=8, layer_scale_init_value=1e-5
+    ),
+    'medium-24': dict(
+        embed_dims=512, depth=24, num_heads=8, layer_scale_init_value=1e-5
+    ),
+}
+
+
+@register('MODELS')
+class CondTokXCiT(XCiT):
+    """XCiT (arXiv 2106.09681) for detection whose embedded tokens are conditioned.
+
+    mmpretrain's class with a conditioner behind its patch embedding, and XCiT's four
+    levels for detection behind four of its blocks, ``levels``. All other parameters
+    and state-dict keys are the stock ones. What no level comes from, such as the class
+    attention, is kept for checkpoints but neither run nor trained.
+
+    Args:
+        arch (str | dict): 'tiny-12', 'small-12', 'small-24' or 'medium-24', or a dict
+            of embed_dims, depth, num_heads and layer_scale_init_value. Defaults to
+            'small-12'.
+        patch_size (int): Patch size in pixels, 16 or 8. Defaults to 16.
+        out_indices (Sequence[int], optional): The four blocks, in order, that the
+            levels come from. Defaults to None, which are those at a third, half, two
+            thirds and the end of the depth.
+        frozen_stages (int): -1 freezes nothing more, 0 the embeddings, k the first k
+            blocks too. Defaults to -1.
+        bn_norm_cfg (dict): Batch norm of patch embedding, blocks and levels. Defaults
+            to ``dict(type='BN')``.
+        with_cp (bool): Recompute the blocks in the backward pass, to save memory.
+            Defaults to False.
+        conditioner (dict | TokenConditioner, optional): Arguments of
+            :class:`condtok_mm.conditioning.TokenConditioner`. Defaults to None, which
+            leaves the tokens as they are.
+        min_matched (float): Least share of the backbone's keys that a checkpoint must
+            have, in [0, 1]; see :func:`condtok_mm.checkpoints.read_any_checkpoint`.
+            Defaults to 0.9.
+        **kwargs: Further keyword arguments of ``mmpretrain.models.XCiT``, other than
+            out_type.
+
+    Raises:
+        TypeError: If an argument of the conditioner has a wrong type or name.
+        ValueError: If an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        arch: str | dict = 'small-12',
+        patch_size: int = 16,
+        out_indices: Sequence[int] | None = None,
+        frozen_stages: int = -1,
+        bn_norm_cfg: dict = dict(type='BN'),
+        with_cp: bool = False,
+        conditioner: dict | TokenConditioner | None = None,
+        min_matched: float = MIN_MATCHED,
+        **kwargs,
+    ) -> None:
+        if not isinstance(arch, dict):
+            if arch not in ARCHS:
+                raise ValueError(
+                    f'arch must be one of {", ".join(ARCHS)} or a dict, but got '
+                    f'{arch!r}.'
+                )
+            arch = ARCHS[arch]
+        super().__init__(
+            patch_size=patch_size,
+            out_type='featmap',
+            out_indices=(),
+            frozen_stages=frozen_stages,
+            bn_norm_cfg=bn_norm_cfg,
+            **arch,
+            **kwargs,
+        )
+        depth = len(self.xca_layers)
+        if not -1 <= frozen_stages <= depth:
+            raise ValueError(
+                f'frozen_stages must lie in [-1, {depth}], but got {frozen_stages}.'
+            )
+        self.out_indices = _out_indices(out_indices, depth)
+        self.with_cp = with_cp
+        self.levels = _levels(self.embed_dims, patch_size, bn_norm_cfg)
+        self._freeze_stages()
+        install_conditioner(self, conditioner)
+        read_any_checkpoint(self, min_matched)
+
+    def train(self, mode: bool = True) -> 'CondTokXCiT':
+        """Set training mode, frozen stages excepted.
+
+        Args:
+            mode (bool): Training (True) or evaluation. Defaults to True.
+
+        Returns:
+            CondTokXCiT: The module, which mmpretrain's class does not return.
+        """
+        super().train(mode)
+        return self
+
+    def _freeze_stages(self) -> None:
+        """Freeze the first stages, and what no level comes from."""
+        self.cls_token.requires_grad_(False)
+        names = ['ca_layers', 'norm']
+        blocks = [*self.xca_layers[self.out_indices[-1] + 1 :]]
+        if self.frozen_stages >= 0:
+            names += ['patch_embed', 'pos_embed', 'pos_drop']
+            blocks += self.xca_layers[: self.frozen_stages]
+        children = (child for name, child in self.named_children() if name in names)
+        for module in chain(children, blocks):
+            module.eval()
+            module.requires_grad_(False)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Extract features.
+
+        Args:
+            images (Tensor): Normalised images. Has shape (B, C, H, W).
+
+        Returns:
+            tuple[Tensor, ...]: Maps (B, D, h, w) at strides 4, 8, 16 and 32. The sides
+            of the token grid are rounded up, as is every halving of it.
+        """
+        x, grid = self.patch_embed(images)
+        if self.use_pos_embed:
+            x = x + self.pos_embed(1, *grid).flatten(2).mT
+        x = self.pos_drop(x)
+        outs = []
+        for index, layer in enumerate(self.xca_layers):
+            if self.with_cp and x.requires_grad:
+                context = partial(_contexts, layer)
+                x = checkpoint(layer, x, *grid, use_reentrant=False, context_fn=context)
+            else:
+                x = layer(x, *grid)
+            if index in self.out_indices:
+                level = self.levels[len(outs)]
+                outs.append(level(self._format_output(x, grid, False)))
+            if len(outs) == len(self.levels):
+                break
+        return tuple(outs)
+
+
+def _levels(channels: int, patch_size: int, norm_cfg: dict) -> ModuleList:
+    """From maps at the stride of the patches to strides 4, 8, 16 and 32."""
+
+    def double() -> nn.Module:
+        return nn.ConvTranspose2d(channels, channels, 2, stride=2)
+
+    if patch_size == 8:
+        pools = [nn.MaxPool2d(side, ceil_mode=True) for side in (2, 4)]
+        return ModuleList([double(), nn.Identity(), *pools])
+    norm = build_norm_layer(norm_cfg, channels)[1]
+    quadruple = nn.Sequential(double(), norm, nn.GELU(), double())
+    halve = nn.MaxPool2d(2, ceil_mode=True)
+    return ModuleList([quadruple, double(), nn.Identity(), halve])
+
+
+def _out_indices(indices: Sequence[int] | None, depth: int) -> tuple[int, ...]:
+    if indices is None:
+        indices = (depth // 3 - 1, depth // 2 - 1, 2 * depth // 3 - 1, depth - 1)
+    wanted = tuple(indices)
+    if len(wanted) != 4 or list(wanted) != sorted(set(wanted) & set(range(depth))):
+        raise ValueError(
+            f'out_indices must be four blocks of 0 to {depth - 1} in order, but got '
+            f'{wanted}.'
+        )
+    return wanted
+
+
+def _contexts(block: nn.Module) -> tuple[AbstractContextManager, ...]:
+    """Contexts to compute a block in, first and again in the backward pass."""
+    return nullcontext(), _statistics_kept(block)
+
+
+@contextmanager
+def _statistics_kept(block: nn.Module) -> Iterator[None]:
+    """Let batch norms use the statistics of the batch without learning them again."""
+    norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum

@@ -1,0 +1,153 @@
+"""Files are read without executing anything in them."""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from mmengine.logging import HistoryBuffer, MessageHub
+from mmengine.runner import CheckpointLoader
+
+from condtok_mm.checkpoints import read_checkpoint
+
+USE = """
+import sys
+from mmengine.runner import load_checkpoint
+from condtok_mm.checkpoints import use_safe_reader
+import torch
+use_safe_reader()
+load_checkpoint(torch.nn.Linear(1, 1), sys.argv[1])
+"""
+
+
+class Payload:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f'touch {self.path}',)
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """A checkpoint whose payload leaves a trace."""
+    trace = tmp_path / 'ran'
+    path = tmp_path / 'hostile.pth'
+    torch.save(dict(state_dict=dict(a=torch.ones(1)), meta=Payload(trace)), path)
+    return path, trace
+
+
+def test_a_payload_does_not_run(hostile):
+    path, trace = hostile
+    with pytest.raises(ValueError, match=r'needs posix\.system.*refused.*container'):
+        read_checkpoint(path)
+    assert not trace.exists()
+    torch.load(path, weights_only=False)
+    assert trace.exists()
+
+
+def test_mmengine_reads_safely_when_it_is_told_to(hostile):
+    path, trace = hostile
+    ran = subprocess.run(
+        [sys.executable, '-W', 'ignore', '-c', USE, path],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode
+    assert 'is refused' in ran.stderr
+    assert not trace.exists()
+
+
+def test_importing_the_package_leaves_mmengines_readers_alone():
+    readers = CheckpointLoader._schemes
+    assert readers[''].__module__ == 'mmengine.runner.checkpoint'
+
+
+@pytest.mark.parametrize(
+    'needs', [argparse.Namespace(lr=1), slice(1, 2), np.random.default_rng(0)]
+)
+def test_other_classes_are_refused_by_name(needs, tmp_path):
+    torch.save(dict(model=dict(a=torch.ones(1)), args=needs), tmp_path / 'a.pth')
+    name = type(needs).__name__
+    with pytest.raises(
+        ValueError, match=r'is refused. If you trust its source'
+    ) as error:
+        read_checkpoint(tmp_path / 'a.pth')
+    assert name in str(error.value) or 'numpy.random' in str(error.value)
+    command = str(error.value).split('python -c ')[1].strip('"')
+    subprocess.run([sys.executable, '-c', command], cwd=tmp_path, check=True)
+    assert read_checkpoint(tmp_path / 'a.weights.pth')['model']['a'] == 1
+
+
+def test_getattr_of_a_pickle_reaches_nothing_else(tmp_path):
+    class Reach:
+        def __reduce__(self):
+            return getattr, (HistoryBuffer, '__init__')
+
+    torch.save(dict(a=Reach()), tmp_path / 'a.pth')
+    with pytest.raises(ValueError, match='getattr'):
+        read_checkpoint(tmp_path / 'a.pth')
+
+
+def test_what_mmengines_training_checkpoints_hold(tmp_path):
+    hub = MessageHub('test_reading')
+    for step in range(5):
+        hub.update_scalar('train/loss', torch.tensor(step / 2))
+    hub.update_info('count', np.float32(3))
+    content = dict(
+        meta=dict(epoch=2, seed=np.int64(7)),
+        state_dict=OrderedDict(a=torch.ones(2)),
+        message_hub=hub.state_dict(),
+        arrays=[np.arange(2).astype(code) for code in '?bhilqBHILQefd'],
+    )
+    torch.save(content, tmp_path / 'epoch_2.pth')
+    read = read_checkpoint(tmp_path / 'epoch_2.pth')
+    buffer = read['message_hub']['log_scalars']['train/loss']
+    assert buffer.mean(5) == 1.0
+    assert buffer.statistics('max', 5) == 2.0
+    assert read['meta'] == dict(epoch=2, seed=7)
+    pairs = zip(content['arrays'], read['arrays'], strict=True)
+    assert all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in pairs)
+
+
+def test_safetensors(tmp_path):
+    from safetensors.torch import save_file
+
+    save_file(dict(a=torch.arange(3.0)), tmp_path / 'a.safetensors')
+    assert read_checkpoint(tmp_path / 'a.safetensors')['a'].tolist() == [0, 1, 2]
+    (tmp_path / 'b.safetensors').write_bytes(b'nonsense' * 9)
+    with pytest.raises(ValueError, match=r'b\.safetensors cannot be read'):
+        read_checkpoint(tmp_path / 'b.safetensors')
+
+
+def test_files_that_are_no_checkpoints(tmp_path):
+    torch.save(dict(a=torch.ones(9)), tmp_path / 'whole.pth')
+    whole = (tmp_path / 'whole.pth').read_bytes()
+    contents = dict(cut=whole[:-200], text=b'# a readme', empty=b'')
+    for name, content in contents.items():
+        (tmp_path / f'{name}.pth').write_bytes(content)
+        with pytest.raises(ValueError, match=rf'{name}\.pth cannot be read'):
+            read_checkpoint(tmp_path / f'{name}.pth')
+    torch.save([1, 2], tmp_path / 'list.pth')
+    with pytest.raises(ValueError, match=r'list\.pth holds a list'):
+        read_checkpoint(tmp_path / 'list.pth')
+    with pytest.raises(FileNotFoundError, match=r'none\.pth does not exist'):
+        read_checkpoint(tmp_path / 'none.pth')
+
+
+@pytest.mark.parametrize('name', ['torchvision://resnet51', 'openmmlab://nothing'])
+def test_unknown_names_of_a_model_zoo(name):
+    with pytest.raises(FileNotFoundError, match='has no checkpoint named'):
+        read_checkpoint(name)
+
+
+def test_clients_that_execute_pickles_are_not_used():
+    with pytest.raises(ValueError, match='download it'):
+        read_checkpoint('s3://bucket/a.pth')
