@@ -1,5 +1,6 @@
-"""Optimizer constructors."""
+"""Hooks and optimizer constructors."""
 
+from .hooks import KappaWarmupHook
 from .optimizers import LayerDecayOptimWrapperConstructor
 
-__all__ = ['LayerDecayOptimWrapperConstructor']
+__all__ = ['KappaWarmupHook', 'LayerDecayOptimWrapperConstructor']

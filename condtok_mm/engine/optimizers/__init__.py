@@ -1,5 +1,6 @@
-"""Optimizer constructors."""
+"""Optimizer constructors, and the depths that they go by."""
 
 from .layer_decay import LayerDecayOptimWrapperConstructor
+from .layer_depth import layer_depths
 
-__all__ = ['LayerDecayOptimWrapperConstructor']
+__all__ = ['LayerDecayOptimWrapperConstructor', 'layer_depths']

@@ -1,20 +1,26 @@
-"""Layer-wise learning-rate decay for the backbone of a detector."""
+"""Layer-wise learning-rate decay for any backbone."""
 
 from mmengine.logging import print_log
 from mmengine.optim import DefaultOptimWrapperConstructor
 from torch import nn
 
 from ...registry import register
+from .layer_depth import layer_depths
+
+COLUMNS = '{:>5}  {:>8}  {:>9}  {:>12}  {:>7}  {:>11}'
 
 
 @register('OPTIM_WRAPPER_CONSTRUCTORS')
 class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     """Multiplies each learning rate by ``decay_rate`` for every layer above it.
 
-    All other keys of ``paramwise_cfg`` (``custom_keys``, ``norm_decay_mult``, ...)
-    keep the meaning that mmengine's default constructor gives them. Depths come from
-    the backbone's ``get_layer_depth``; neck and heads are above the last layer and
-    keep the base learning rate.
+    Depths come from :func:`layer_depths`, for any ``model.backbone``; neck and heads
+    are above its last layer and keep the base learning rate. The other keys of
+    ``paramwise_cfg`` (``norm_decay_mult``, ``bypass_duplicate``, ...) keep the meaning
+    that mmengine's default constructor gives them, but for ``custom_keys``: there a key
+    switches off all other rules for the parameters that it matches, here only those
+    that its own ``lr_mult`` or ``decay_mult`` replaces. The groups are logged as one
+    table.
 
     Args:
         optim_wrapper_cfg (dict): Config of the optimizer wrapper.
@@ -22,7 +28,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
     Raises:
         ValueError: If ``decay_rate`` is missing or out of range, the optimizer has no
-            ``lr``, or the model's backbone does not tell the depth of its layers.
+            ``lr``, no block is found in the model's backbone, or a parameter is shared
+            without ``bypass_duplicate``.
     """
 
     def _validate_cfg(self) -> None:
@@ -35,6 +42,9 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             raise ValueError(
                 f'paramwise_cfg.decay_rate must lie in (0, 1], but got {rate!r}.'
             )
+        # Kept from mmengine's constructor, which would skip its rules for a match.
+        self.paramwise_cfg = dict(self.paramwise_cfg)
+        self.custom_keys = self.paramwise_cfg.pop('custom_keys', {})
 
     def add_params(
         self, params: list[dict], module: nn.Module, prefix: str = '', **kwargs
@@ -53,31 +63,65 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
     def _decayed(self, groups: list[dict], model: nn.Module) -> list[dict]:
         """Scale the learning rates by depth and merge groups with equal settings."""
-        backbone = getattr(model, 'backbone', None)
-        if not hasattr(backbone, 'get_layer_depth'):
+        if not hasattr(model, 'backbone'):
             raise ValueError(
-                f'{type(backbone).__name__} has no get_layer_depth, which layer-wise '
-                'learning-rate decay needs; use a backbone that has it, or the '
-                'default optimizer constructor.'
+                f'{type(model).__name__} has no backbone, which layer-wise '
+                'learning-rate decay needs; use the default optimizer constructor.'
             )
+        depths, count = layer_depths(model.backbone)
         names = {id(param): name for name, param in model.named_parameters()}
-        rate = self.paramwise_cfg['decay_rate']
-        merged: dict[tuple, dict] = {}
+        merged: dict[str, dict] = {}
         for group in groups:
             (param,) = group.pop('params')
-            depth, count = backbone.get_layer_depth(names[id(param)], 'backbone.')
-            scale = rate ** (count - 1 - depth)
-            group['lr'] = group.get('lr', self.base_lr) * scale
+            name = names.pop(id(param), None)
+            if name is None:
+                raise ValueError(
+                    f'a parameter of shape {tuple(param.shape)} is shared by modules; '
+                    'set paramwise_cfg.bypass_duplicate=True to train it once.'
+                )
+            depth = count - 1
+            if name.startswith('backbone.'):
+                depth = depths[name.removeprefix('backbone.')]
+            group.update(self._custom_settings(name))
+            group['depth'] = depth
+            group['lr_scale'] = self.paramwise_cfg['decay_rate'] ** (count - 1 - depth)
+            group['lr'] = group.get('lr', self.base_lr) * group['lr_scale']
             if self.base_wd is not None:
                 group.setdefault('weight_decay', self.base_wd)
-            group['lr_scale'] = scale
-            key = tuple(sorted(group.items()))
+            key = repr(sorted(group.items()))
             merged.setdefault(key, {**group, 'params': []})['params'].append(param)
-        for group in merged.values():
-            print_log(
-                f'layer decay: lr {group["lr"]:.3g} (x {group["lr_scale"]:.3g}), '
-                f'weight decay {group.get("weight_decay", "default")}, '
-                f'{len(group["params"])} parameters',
-                logger='current',
+        merged = sorted(merged.values(), key=lambda group: group['depth'])
+        print_log(_table(merged), logger='current')
+        return merged
+
+    def _custom_settings(self, name: str) -> dict:
+        """What the longest custom key that a name holds sets, as in mmengine."""
+        keys = sorted(sorted(self.custom_keys), key=len, reverse=True)
+        key = next((key for key in keys if key in name), None)
+        if key is None:
+            return {}
+        settings = dict(self.custom_keys[key])
+        if 'lr_mult' in settings:
+            settings.setdefault('lr', self.base_lr * settings['lr_mult'])
+        if 'decay_mult' in settings:
+            decay = self.base_wd * settings['decay_mult']
+            settings.setdefault('weight_decay', decay)
+        return settings
+
+
+def _table(groups: list[dict]) -> str:
+    header = ('depth', 'lr scale', 'lr', 'weight decay', 'tensors', 'parameters')
+    lines = ['layer-wise learning-rate decay:', COLUMNS.format(*header)]
+    for group in groups:
+        decay = group.get('weight_decay')
+        lines.append(
+            COLUMNS.format(
+                group['depth'],
+                f'{group["lr_scale"]:.3g}',
+                f'{group["lr"]:.3g}',
+                'default' if decay is None else f'{decay:.3g}',
+                len(group['params']),
+                sum(param.numel() for param in group['params']),
             )
-        return list(merged.values())
+        )
+    return '\n'.join(lines)
