@@ -1,4 +1,7 @@
-"""Test a detector. Arguments as for mmdet's ``tools/test.py``, and --overwrite."""
+"""Test a detector or a classifier by mmdet's or mmpretrain's ``tools/test.py``.
+
+Their arguments, and --overwrite.
+"""
 
 from condtok_mm.engine.launch import run_test
 

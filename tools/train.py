@@ -1,4 +1,7 @@
-"""Train a detector. Arguments as for mmdet's ``tools/train.py``, and --overwrite."""
+"""Train a detector or a classifier by mmdet's or mmpretrain's ``tools/train.py``.
+
+Their arguments, and --overwrite.
+"""
 
 from condtok_mm.engine.launch import run_train
 

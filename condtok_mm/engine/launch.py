@@ -1,4 +1,8 @@
-"""Run mmdet's own train and test scripts, with condtok_mm registered first."""
+"""Run the stock train and test scripts, with condtok_mm registered first.
+
+mmpretrain's for a config whose ``default_scope`` is mmpretrain, a classifier; else
+mmdet's. Checkpoints are read without executing anything in them.
+"""
 
 import argparse
 import runpy
@@ -7,14 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import mmdet
+import mmpretrain
 import torch
 from mmengine.config import Config, DictAction
+
+from ..checkpoints import use_safe_reader
 
 OVERWRITE = '--overwrite'
 
 
 def run_train() -> None:
-    """Run mmdet's ``tools/train.py`` with the arguments of this process.
+    """Run the stock ``tools/train.py`` with the arguments of this process.
 
     A work directory that holds a run already is refused, unless the run is resumed or
     ``--overwrite`` is given.
@@ -25,19 +32,20 @@ def run_train() -> None:
     parser = _parser('config', '--work-dir')
     parser.add_argument('--resume', nargs='?', const='auto')
     args = _parse(parser, 'train.py')
+    cfg = _load_config(args)
     if not args.overwrite and args.resume is None:
-        folder = args.work_dir or _load_config(args).get('work_dir')
+        folder = args.work_dir or cfg.get('work_dir')
         folder = folder or f'work_dirs/{Path(args.config).stem}'
         if checkpoints := sorted(path.name for path in Path(folder).glob('*.pth')):
             sys.exit(
                 f'{folder} holds a run already ({", ".join(checkpoints)}). Go on with '
                 f'it by --resume, give another --work-dir, or {OVERWRITE} it.'
             )
-    _run_mmdet_tool('train.py', args.launcher)
+    _run_stock_tool('train.py', cfg.get('default_scope'), args.launcher)
 
 
 def run_test() -> None:
-    """Run mmdet's ``tools/test.py`` with the arguments of this process.
+    """Run the stock ``tools/test.py`` with the arguments of this process.
 
     Raises:
         SystemExit: If ``--out`` or an evaluator's ``outfile_prefix`` names a file
@@ -48,18 +56,19 @@ def run_test() -> None:
     local = '://' not in args.checkpoint
     if local and not Path(args.checkpoint).is_file():
         sys.exit(f'checkpoint {args.checkpoint} does not exist.')
+    cfg = _load_config(args)
     if not args.overwrite:
-        for path in _outputs(args):
+        for path in _outputs(args, cfg):
             if path.exists():
                 sys.exit(f'{path} exists already; name another, or {OVERWRITE} it.')
-    _run_mmdet_tool('test.py', args.launcher)
+    _run_stock_tool('test.py', cfg.get('default_scope'), args.launcher)
 
 
-def _outputs(args: argparse.Namespace) -> Iterator[Path]:
+def _outputs(args: argparse.Namespace, cfg: Config) -> Iterator[Path]:
     """Files that a test would write beside its work directory."""
     if args.out:
         yield Path(args.out)
-    evaluators = _load_config(args).get('test_evaluator') or []
+    evaluators = cfg.get('test_evaluator') or []
     for evaluator in [evaluators] if isinstance(evaluators, dict) else evaluators:
         if prefix := evaluator.get('outfile_prefix'):
             yield from Path(prefix).parent.glob(f'{Path(prefix).name}.*')
@@ -84,8 +93,8 @@ def _parser(*names: str) -> argparse.ArgumentParser:
 def _parse(parser: argparse.ArgumentParser, tool: str) -> argparse.Namespace:
     """Read the arguments, and take ``--overwrite`` out of ``sys.argv``."""
     if {'-h', '--help'} & set(sys.argv):
-        print(f"Flag beside mmdet's own: {OVERWRITE}, replace an earlier run.\n")
-        _run_mmdet_tool(tool)
+        print(f'Flag beside the stock ones: {OVERWRITE}, replace an earlier run.\n')
+        _run_stock_tool(tool)
     args, _ = parser.parse_known_args()
     sys.argv = [word for word in sys.argv if word != OVERWRITE]
     if not Path(args.config).is_file():
@@ -93,11 +102,15 @@ def _parse(parser: argparse.ArgumentParser, tool: str) -> argparse.Namespace:
     return args
 
 
-def _run_mmdet_tool(name: str, launcher: str = 'none') -> None:
+def _run_stock_tool(
+    name: str, scope: str | None = 'mmdet', launcher: str = 'none'
+) -> None:
+    use_safe_reader()
     if launcher == 'pytorch' and not torch.cuda.is_available():
         # mmengine's own start-up selects a GPU whatever the backend.
         torch.distributed.init_process_group('gloo')
-    package = Path(mmdet.__file__).parent
+    stock = mmpretrain if scope == 'mmpretrain' else mmdet
+    package = Path(stock.__file__).parent
     for tools in (package / '.mim' / 'tools', package.parent / 'tools'):
         if (tools / name).is_file():
             runpy.run_path(str(tools / name), run_name='__main__')
@@ -107,6 +120,6 @@ def _run_mmdet_tool(name: str, launcher: str = 'none') -> None:
                 torch.distributed.destroy_process_group()
             return
     sys.exit(
-        f'mmdet in {package} has no tools/{name} beside it; install mmdet from a wheel '
-        'or from a source checkout.'
+        f'{stock.__name__} in {package} has no tools/{name} beside it; install '
+        f'{stock.__name__} from a wheel or from a source checkout.'
     )
