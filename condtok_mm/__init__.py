@@ -1,7 +1,8 @@
 """Conditioned embedded tokens for detectors of the OpenMMLab stack.
 
-Importing the package registers its backbones, necks, hooks and optimizer constructors. Where
-none of mmengine, mmcv and mmdet is installed, only ``condtok_mm.conditioning`` works.
+Importing the package registers its backbones, necks, hooks and optimizer constructors.
+Where none of mmengine, mmcv and mmdet is installed, only ``condtok_mm.conditioning``
+works.
 
 Attributes:
     CONFIGS (str): Folder of the configs, to inherit from anywhere:
