@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import torch
-from mmdet.registry import MODELS
 from mmdet.utils import register_all_modules
 from mmengine.config import DictAction
+from mmengine.registry import MODELS, init_default_scope
 
 from condtok_mm.checkpoints import MIN_MATCHED, convert_checkpoint, read_checkpoint
 from condtok_mm.engine.checked import load_config
@@ -44,8 +44,9 @@ def main() -> None:
         sys.exit(f'--out must end in .pth, but got {out}.')
     if out.exists() and not args.overwrite:
         sys.exit(f'{out} exists already; name another --out, or --overwrite it.')
-    register_all_modules()
+    register_all_modules(init_default_scope=False)
     cfg = load_config(args.config, args.cfg_options)
+    init_default_scope(cfg.get('default_scope') or 'mmdet')
     try:
         checkpoint = read_checkpoint(args.checkpoint)
         backbone = MODELS.build(cfg.model.backbone)

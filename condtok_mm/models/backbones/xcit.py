@@ -118,6 +118,28 @@ class CondTokXCiT(XCiT):
         super().train(mode)
         return self
 
+    def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
+        """Depth of a parameter, for layer-wise learning-rate decay.
+
+        Args:
+            param_name (str): Name of the parameter.
+            prefix (str): What the names of the backbone's parameters begin with.
+                Defaults to ''.
+
+        Returns:
+            tuple[int, int]: The depth, 0 for the embeddings, and the number of depths;
+            the levels, the class attention, which is not trained, and what is outside
+            the backbone have the last one.
+        """
+        num_depths = len(self.xca_layers) + 2
+        name = param_name.removeprefix(prefix)
+        if param_name.startswith(prefix):
+            if name.startswith(('patch_embed.', 'pos_embed.', 'cls_token')):
+                return 0, num_depths
+            if name.startswith('xca_layers.'):
+                return int(name.split('.')[1]) + 1, num_depths
+        return num_depths - 1, num_depths
+
     def _freeze_stages(self) -> None:
         """Freeze the first stages, and what no level comes from."""
         self.cls_token.requires_grad_(False)
