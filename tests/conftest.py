@@ -4,6 +4,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from mmengine.registry import DefaultScope
 
 MEAN = (123.675, 116.28, 103.53)
 STD = (58.395, 57.12, 57.375)
@@ -12,6 +13,13 @@ STD = (58.395, 57.12, 57.375)
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _scope():
+    """A runner leaves its default scope behind."""
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        yield
 
 
 def photograph(height, width, seed=0):

@@ -1,6 +1,11 @@
 """Reading foreign weights: any usual layout, one report, nothing executed."""
 
-from .loading import MIN_MATCHED, convert_checkpoint, load_backbone, read_any_checkpoint
+from .loading import (
+    MIN_MATCHED,
+    convert_checkpoint,
+    install_checkpoint_reader,
+    load_backbone,
+)
 from .reading import read_checkpoint, use_safe_reader
 from .report import LoadReport
 
@@ -8,8 +13,8 @@ __all__ = [
     'MIN_MATCHED',
     'LoadReport',
     'convert_checkpoint',
+    'install_checkpoint_reader',
     'load_backbone',
-    'read_any_checkpoint',
     'read_checkpoint',
     'use_safe_reader',
 ]

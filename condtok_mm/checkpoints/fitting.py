@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..models.backbones.positions import resize_absolute_positions, resize_table
+from .resizing import resize_absolute_positions, resize_patches, resize_table
 
 EXTRA_TOKENS = (0, 1, 2)
 """Tokens before the patches: none, a class token, a distillation token too."""
@@ -23,26 +23,25 @@ LAYER_SCALES = {
 
 
 def fit(
-    state_dict: dict[str, Tensor], backbone: nn.Module
+    state_dict: dict[str, Tensor], target: dict[str, Tensor], backbone: nn.Module
 ) -> tuple[dict[str, Tensor], dict[str, tuple], list[str]]:
     """Resize what depends on image, window or patch size, and fold layer scales.
 
-    Absolute positions and relative position tables are resized bicubically, decomposed
-    relative positions linearly, as they were trained to be; patches by the
-    pseudo-inverse of a bicubic resize, which keeps the tokens of a resized image
-    (Beyer et al., arXiv 2212.08013). Extra tokens in front of the positions are kept
-    or dropped. A layer scale that the backbone lacks is multiplied into the projection
-    before it.
+    Absolute positions and relative position tables are resized bicubically, in place
+    of what a stock class would do on loading, decomposed relative positions linearly,
+    as ViTDet and SAM do in their forward, and patches by a pseudo-inverse. Extra tokens
+    in front of the positions are kept or dropped. A layer scale that the backbone lacks
+    is multiplied into the projection before it.
 
     Args:
         state_dict (dict[str, Tensor]): Weights, under the backbone's names.
+        target (dict[str, Tensor]): The backbone's own state dict.
         backbone (nn.Module): What they are for.
 
     Returns:
         tuple[dict[str, Tensor], dict[str, tuple], list[str]]: The weights; for each
         one that was resized its shapes before and after; and notes.
     """
-    target = backbone.state_dict()
     fitted, notes = _fold_layer_scales(state_dict, target)
     resized = {}
     for key, value in fitted.items():
@@ -71,7 +70,7 @@ def _resize(
         and value.dim() == 4
         and value.shape[:2] == target.shape[:2]
     ):
-        return _resize_patches(value, tuple(target.shape[2:]))
+        return resize_patches(value, tuple(target.shape[2:]))
     return None
 
 
@@ -97,9 +96,10 @@ def _resize_positions(
 
 def _target_grid(target: Tensor, backbone: nn.Module) -> tuple[int, tuple | None]:
     """Extra tokens and grid of a flat position embedding (1, n, D)."""
-    grid = getattr(getattr(backbone, 'patch_embed', None), 'init_out_size', None)
-    if grid is not None and 0 <= (extra := target.shape[1] - math.prod(grid)) <= 2:
-        return extra, tuple(grid)
+    embedding = getattr(backbone, 'patch_embed', None)
+    grid = tuple(getattr(embedding, 'init_out_size', None) or ())
+    if grid and (extra := target.shape[1] - math.prod(grid)) in EXTRA_TOKENS:
+        return extra, grid
     return _square(target.shape[1], EXTRA_TOKENS)
 
 
@@ -140,16 +140,6 @@ def _resize_bias_table(value: Tensor, target: Tensor) -> Tensor | None:
             body = resize_absolute_positions(body, after)[0].flatten(0, 1)
             return torch.cat((body, rest))
     return None
-
-
-def _resize_patches(weight: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize filters (D, C, h, w) so that they see in a resized image what they saw."""
-    before = tuple(weight.shape[2:])
-    basis = torch.eye(math.prod(before), dtype=torch.float64).unflatten(1, before)
-    mode = dict(mode='bicubic', align_corners=False)
-    resize = F.interpolate(basis[:, None], size=size, **mode).flatten(1)
-    flat = weight.double().flatten(2) @ torch.linalg.pinv(resize).mT
-    return flat.unflatten(2, size).to(weight.dtype)
 
 
 def _fold_layer_scales(

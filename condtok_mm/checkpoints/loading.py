@@ -1,10 +1,11 @@
 """Load any checkpoint into any backbone, and say what became of it."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from mmengine.logging import print_log
 from mmengine.model import BaseModule
-from mmengine.model.weight_init import PretrainedInit
 from torch import Tensor, nn
 
 from .fitting import fit
@@ -28,12 +29,15 @@ COUNTER = '.num_batches_tracked'
 CONDITIONER = 'conditioner.'
 """Prefix of what a calibrated conditioner reads and checks itself."""
 
-NEW = r'^norm\d+\.|\.rel_pos_[hw]$|^levels\.'
-"""Keys that detection adds, and that files of pretrained backbones need not have."""
+NOTHING = r'(?!)'
+"""A pattern that no key matches."""
 
 
 def convert_checkpoint(
-    checkpoint: dict, backbone: nn.Module, prefix: str | None = None
+    checkpoint: dict,
+    backbone: nn.Module,
+    prefix: str | None = None,
+    new: str | None = None,
 ) -> tuple[dict[str, Tensor], LoadReport]:
     """Turn what a file holds into a state dict of a backbone.
 
@@ -46,6 +50,8 @@ def convert_checkpoint(
         backbone (nn.Module): What the weights are for. It is not changed.
         prefix (str, optional): Prefix of the backbone's keys in the file. Defaults to
             None, which recognises it.
+        new (str, optional): Regular expression of keys that files need not have.
+            Defaults to None, what :func:`install_checkpoint_reader` was told.
 
     Returns:
         tuple[dict[str, Tensor], LoadReport]: The state dict, with the keys that the
@@ -60,7 +66,10 @@ def convert_checkpoint(
             f'the checkpoint has no keys with the prefix {prefix!r}, only such as '
             f'{", ".join(list(weights)[:3])}.'
         )
-    return _convert(weights, wrapper, backbone, prefix)
+    if new is None:
+        reader = _reader(backbone)
+        new = reader.new if reader else NOTHING
+    return _convert(weights, wrapper, backbone, new, prefix)
 
 
 def load_backbone(
@@ -93,31 +102,28 @@ def load_backbone(
         )
         print_log(f'{checkpoint}\n{report}', logger='current')
         report.check(min_matched)
-        for key in report.misshapen:
-            del state_dict[key]
     except ValueError as error:
         raise ValueError(f'{checkpoint}: {error}') from None
-    adapter = _adapter(backbone)
-    if adapter is None:
+    with _converted(backbone):
         backbone.load_state_dict(state_dict, strict=False)
-    else:
-        adapter.load(backbone, state_dict)
     return report
 
 
-def read_any_checkpoint(
-    backbone: nn.Module, min_matched: float = MIN_MATCHED
+def install_checkpoint_reader(
+    backbone: nn.Module, min_matched: float = MIN_MATCHED, new: str = NOTHING
 ) -> nn.Module:
     """Let a backbone load checkpoints of any layout, however they reach it.
 
     ``load_state_dict``, mmengine's runner and its ``load_checkpoint`` convert, resize
-    and report what they load, as part of a detector too; ``init_cfg`` of type
-    'Pretrained' also reads the file without executing anything in it.
+    and report what they load, as part of a detector too; ``init_cfg`` with a
+    checkpoint also reads the file without executing anything in it.
 
     Args:
         backbone (nn.Module): The backbone. It is changed in place.
         min_matched (float): Least share of its keys that a checkpoint must have, in
             [0, 1]. Defaults to 0.9.
+        new (str): Regular expression of keys that files of pretrained backbones need
+            not have, as detection adds them. Defaults to one that no key matches.
 
     Returns:
         nn.Module: The backbone.
@@ -129,7 +135,7 @@ def read_any_checkpoint(
     if not number or not 0 <= min_matched <= 1:
         raise ValueError(f'min_matched must lie in [0, 1], but got {min_matched!r}.')
     handle = backbone._register_load_state_dict_pre_hook(
-        _Adapter(min_matched), with_module=True
+        _Reader(min_matched, new), with_module=True
     )
     # Before the hooks of the stock class, which know its own layout alone.
     hooks = backbone._load_state_dict_pre_hooks
@@ -139,21 +145,22 @@ def read_any_checkpoint(
     return backbone
 
 
-class _Adapter:
+class _Reader:
     """Load-state-dict hook that converts, reports and checks."""
 
-    def __init__(self, min_matched: float) -> None:
+    def __init__(self, min_matched: float, new: str) -> None:
         self.min_matched = min_matched
-        self.converted = False
+        self.new = new
+        self.active = True
 
     def __call__(
         self, backbone: nn.Module, state_dict: dict, prefix: str, *args
     ) -> None:
-        if self.converted:
+        if not self.active:
             return
         inside = strip(state_dict, prefix)
         weights, wrapper = unwrap(inside) if inside else ({}, '')
-        converted, report = _convert(weights, wrapper, backbone)
+        converted, report = _convert(weights, wrapper, backbone, self.new)
         report.found_under = prefix + report.found_under
         print_log(str(report), logger='current')
         report.check(self.min_matched)
@@ -161,17 +168,22 @@ class _Adapter:
             state_dict.pop(prefix + key, None)
         state_dict.update({prefix + key: value for key, value in converted.items()})
 
-    def load(self, backbone: nn.Module, state_dict: dict[str, Tensor]) -> None:
-        """Load what has been converted and reported."""
-        self.converted = True
-        try:
-            backbone.load_state_dict(state_dict, strict=False)
-        finally:
-            self.converted = False
+
+@contextmanager
+def _converted(backbone: nn.Module) -> Iterator[None]:
+    """Load what has been converted and reported already."""
+    reader = _reader(backbone)
+    if reader:
+        reader.active = False
+    try:
+        yield
+    finally:
+        if reader:
+            reader.active = True
 
 
 class _InitWeights:
-    """Stands in for a backbone's ``init_weights`` and reads 'Pretrained' itself.
+    """Stands in for a backbone's ``init_weights`` and reads checkpoints itself.
 
     An object and not a closure, so that the backbone can be copied and pickled.
     """
@@ -184,7 +196,7 @@ class _InitWeights:
         backbone = self.backbone
         cfgs = backbone.init_cfg or []
         cfgs = [cfgs] if isinstance(cfgs, dict) else list(cfgs)
-        pretrained = [cfg for cfg in cfgs if _is_pretrained(cfg)]
+        pretrained = [cfg for cfg in cfgs if 'checkpoint' in cfg]
         if not pretrained or backbone.is_init:
             type(backbone).init_weights(backbone)
             return
@@ -201,13 +213,9 @@ class _InitWeights:
             load_backbone(backbone, **arguments, min_matched=self.min_matched)
 
 
-def _is_pretrained(cfg: dict) -> bool:
-    return cfg.get('type') in ('Pretrained', 'PretrainedInit', PretrainedInit)
-
-
-def _adapter(backbone: nn.Module) -> _Adapter | None:
+def _reader(backbone: nn.Module) -> _Reader | None:
     for hook in backbone._load_state_dict_pre_hooks.values():
-        if isinstance(hook.hook, _Adapter):
+        if isinstance(hook.hook, _Reader):
             return hook.hook
     return None
 
@@ -220,16 +228,17 @@ def _convert(
     weights: dict[str, Tensor],
     wrapper: str,
     backbone: nn.Module,
+    new: str,
     prefix: str | None = None,
 ) -> tuple[dict[str, Tensor], LoadReport]:
     """Try every layout under every prefix, and take what fits best."""
     target = backbone.state_dict()
-    expected = {key for key in target if not re.search(NEW, key)}
+    expected = {key for key in target if not re.search(new, key)}
     candidates = [_with_dot(prefix)]
     if prefix is None:
         anchors = ANCHORS | {key.split('.')[0] for key in target}
         candidates = list(prefixes(weights, anchors))
-    best, found = -1, None
+    best, found = -1, (candidates[0], LAYOUTS[0].name, {})
     for candidate in candidates:
         inside = strip(weights, candidate)
         for layout in LAYOUTS:
@@ -237,16 +246,19 @@ def _convert(
                 converted = layout.convert(inside)
                 score = len(expected & converted.keys())
                 if score > best:
-                    best, found = score, (candidate, layout.NAME, converted)
+                    best, found = score, (candidate, layout.name, converted)
     candidate, layout, converted = found
     under = '.'.join(filter(None, (wrapper, candidate.rstrip('.'))))
     report = LoadReport(type(backbone).__name__, layout, under)
-    fitted, report.resized, report.notes = fit(converted, backbone)
-    return _settle(fitted, target, report), report
+    fitted, report.resized, report.notes = fit(converted, target, backbone)
+    return _settle(fitted, target, new, report), report
 
 
 def _settle(
-    weights: dict[str, Tensor], target: dict[str, Tensor], report: LoadReport
+    weights: dict[str, Tensor],
+    target: dict[str, Tensor],
+    new: str,
+    report: LoadReport,
 ) -> dict[str, Tensor]:
     """Enter every key into the report, and order the weights as the backbone does."""
     settled = {}
@@ -257,14 +269,13 @@ def _settle(
         if re.search(COMPUTED, key) or (found is None and key.endswith(COUNTER)):
             settled[key] = value
         elif found is None:
-            (report.new if re.search(NEW, key) else report.missing).append(key)
-        else:
+            (report.new if re.search(new, key) else report.missing).append(key)
+        elif found.shape == value.shape:
             settled[key] = found
-            if found.shape == value.shape:
-                report.matched.append(key)
-                continue
+            report.matched.append(key)
+        else:
             report.missing.append(key)
-            report.misshapen[key] = tuple(found.shape), tuple(value.shape)
+            report.mismatched[key] = tuple(found.shape), tuple(value.shape)
     for key, found in weights.items():
         if key.startswith(CONDITIONER):
             settled[key] = found

@@ -18,20 +18,7 @@ from mmengine.runner.checkpoint import (
     get_torchvision_models,
 )
 
-SCHEMES = (
-    '',
-    'http://',
-    'https://',
-    'modelzoo://',
-    'torchvision://',
-    'open-mmlab://',
-    'openmmlab://',
-    'mmcls://',
-    'pavi://',
-    r'(\S+\:)?s3://',
-    r'(\S+\:)?petrel://',
-)
-"""Prefixes of file names that mmengine's ``CheckpointLoader`` knows."""
+from .unwrapping import WRAPPERS
 
 STATISTICS = ('min', 'max', 'current', 'mean')
 """Methods that mmengine's ``HistoryBuffer`` stores by name with itself."""
@@ -41,7 +28,7 @@ REFUSED = (
     'it is refused. If you trust its source, rewrite it once, in a container without '
     'network or secrets: python -c "import torch; c = torch.load({name!r}, '
     "map_location='cpu', weights_only=False); torch.save({{k: c[k] for k in "
-    "('state_dict', 'model') if k in c}}, {safe!r})\""
+    '{wrappers} if k in c}} or c, {safe!r})"'
 )
 
 
@@ -73,9 +60,9 @@ def read_checkpoint(path: str | Path, map_location='cpu') -> dict:
             checkpoint = _download(path, map_location)
         else:
             checkpoint = _read_local(Path(path).expanduser(), map_location)
+    except (OSError, ImportError):
+        raise
     except Exception as error:
-        if isinstance(error, OSError | ImportError):
-            raise
         if isinstance(error, UnpicklingError) and (
             needs := re.search(r'GLOBAL (\S+)', str(error))
         ):
@@ -99,7 +86,8 @@ def use_safe_reader() -> None:
     mmengine itself executes pickles. It keeps its own readers unless this is called,
     as the tools of this project do.
     """
-    CheckpointLoader.register_scheme(SCHEMES, load_from_weights_only, force=True)
+    schemes = list(CheckpointLoader._schemes)
+    CheckpointLoader.register_scheme(schemes, load_from_weights_only, force=True)
 
 
 def load_from_weights_only(filename: str, map_location=None) -> dict:
@@ -175,7 +163,9 @@ def _resolve(path: str) -> str:
 
 def _refusal(path: str, needs: str) -> str:
     safe = str(Path(path).with_suffix('.weights.pth').name)
-    return REFUSED.format(path=path, needs=needs, name=path, safe=safe)
+    return REFUSED.format(
+        path=path, needs=needs, name=path, wrappers=WRAPPERS, safe=safe
+    )
 
 
 def _allowed() -> AbstractContextManager:

@@ -27,7 +27,7 @@ class LoadReport:
             detection puts behind the stages.
         missing (list[str]): Keys of the backbone that the file should have and does
             not, or in a shape that cannot be resized.
-        misshapen (dict[str, tuple]): The latter, to the shapes of file and backbone.
+        mismatched (dict[str, tuple]): The latter, to the shapes of file and backbone.
         unexpected (list[str]): Keys of the file that the backbone does not have.
         notes (list[str]): What else was done to the weights.
     """
@@ -39,15 +39,19 @@ class LoadReport:
     resized: dict[str, tuple] = field(default_factory=dict)
     new: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    misshapen: dict[str, tuple] = field(default_factory=dict)
+    mismatched: dict[str, tuple] = field(default_factory=dict)
     unexpected: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
     def share(self) -> float:
         """Matched keys as a share of those that the file should have."""
-        wanted = len(self.matched) + len(self.missing)
-        return len(self.matched) / wanted if wanted else 1.0
+        return len(self.matched) / self.wanted if self.wanted else 1.0
+
+    @property
+    def wanted(self) -> int:
+        """Number of keys that the file should have."""
+        return len(self.matched) + len(self.missing)
 
     def check(self, min_matched: float) -> None:
         """Raise if too few keys match.
@@ -60,10 +64,9 @@ class LoadReport:
         """
         if self.share >= min_matched:
             return
-        wanted = len(self.matched) + len(self.missing)
         raise ValueError(
-            f'only {len(self.matched)} of {wanted} keys of {self.backbone} are in the '
-            f'checkpoint (found as {self.layout}{self._where()}), {self.share:.0%}, '
+            f'only {len(self.matched)} of {self.wanted} keys of {self.backbone} are in '
+            f'the checkpoint ({self.layout}{self._where()}), {self.share:.0%}, '
             f'and min_matched={min_matched:g} is asked for. Missing: '
             f'{_first(self._missing())}. Unexpected: {_first(self.unexpected)}. Is it '
             'a checkpoint of this architecture? (One of a backbone alone belongs into '
@@ -82,9 +85,8 @@ class LoadReport:
         table.add_column('keys')
         table.add_column('count', justify='right')
         table.add_column('first names')
-        wanted = len(self.matched) + len(self.missing)
         rows = (
-            ('matched', f'{len(self.matched)} of {wanted}', self.matched),
+            ('matched', f'{len(self.matched)} of {self.wanted}', self.matched),
             ('resized', len(self.resized), _shapes(self.resized)),
             ('new', len(self.new), self.new),
             ('missing', len(self.missing), self._missing()),
@@ -95,13 +97,13 @@ class LoadReport:
         console = Console(width=WIDTH)
         with console.capture() as capture:
             console.print(table)
-        return capture.get().rstrip()
+        return '\n'.join(line.rstrip() for line in capture.get().splitlines())
 
     def _where(self) -> str:
         return f', under {self.found_under}' if self.found_under else ''
 
     def _missing(self) -> list[str]:
-        shapes = dict(zip(self.misshapen, _shapes(self.misshapen), strict=True))
+        shapes = dict(zip(self.mismatched, _shapes(self.mismatched), strict=True))
         return [shapes.get(key, key) for key in self.missing]
 
 

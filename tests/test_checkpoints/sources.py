@@ -69,8 +69,8 @@ def mae(state_dict):
     return kept | decoder | dict(mask_token=torch.zeros(1, 1, 192))
 
 
-def huggingface(state_dict):
-    """transformers' DINOv2 (its source is not installed here)."""
+def transformers_dinov2(state_dict):
+    """transformers' names of DINOv2, with query, key and value apart."""
     rules = (
         ('patch_embed.proj.', 'embeddings.patch_embeddings.projection.'),
         ('pos_embed', 'embeddings.position_embeddings'),
@@ -141,3 +141,31 @@ def wrapped(state_dict):
             student={k: v * 0 for k, v in prefixed['module.backbone.'].items()},
         ),
     }
+
+
+def pvt(embed_dims=8, depths=(1, 2, 1, 1), ratios=(8, 4, 2, 1)):
+    """Random weights under the names of the original PVT."""
+    shapes, channels, side = {}, 3, 56
+    for stage, (depth, ratio) in enumerate(zip(depths, ratios, strict=True), 1):
+        width, patch = embed_dims * 2 ** (stage - 1), 4 if stage == 1 else 2
+        shapes[f'patch_embed{stage}.proj.weight'] = (width, channels, patch, patch)
+        tokens = side**2 + (stage == len(depths))
+        shapes[f'pos_embed{stage}'] = (1, tokens, width)
+        norms = [f'patch_embed{stage}.norm']
+        for layer in range(depth):
+            block = f'block{stage}.{layer}'
+            norms += [f'{block}.norm1', f'{block}.norm2']
+            shapes[f'{block}.attn.q.weight'] = (width, width)
+            shapes[f'{block}.attn.kv.weight'] = (2 * width, width)
+            shapes[f'{block}.attn.proj.weight'] = (width, width)
+            shapes[f'{block}.mlp.fc1.weight'] = (4 * width, width)
+            shapes[f'{block}.mlp.fc2.weight'] = (width, 4 * width)
+            if ratio > 1:
+                shapes[f'{block}.attn.sr.weight'] = (width, width, ratio, ratio)
+                norms.append(f'{block}.attn.norm')
+        shapes |= {f'{norm}.weight': (width,) for norm in norms}
+        channels, side = width, side // 2
+    for key in list(shapes):
+        if key.endswith('.weight'):
+            shapes[key.replace('.weight', '.bias')] = shapes[key][:1]
+    return {key: torch.randn(shape) for key, shape in shapes.items()}

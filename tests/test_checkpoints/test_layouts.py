@@ -3,6 +3,7 @@
 import pytest
 import timm
 import torch
+from mmengine.config import ConfigDict
 
 from condtok_mm.checkpoints import convert_checkpoint, load_backbone
 
@@ -76,7 +77,7 @@ CASES = {
     ),
     'DINOv2 of transformers': lambda: vit_case(
         'vit_tiny_patch16_224',
-        sources.huggingface,
+        sources.transformers_dinov2,
         timm=dict(init_values=1.0),
         **DINOV2,
     ),
@@ -163,7 +164,6 @@ def test_openmmlab_files_are_their_own_layout(case):
 
 
 def test_vitdet_of_detectron2():
-    """Its source cannot be run here: the file is made from our own backbone."""
     cfg = dict(type='CondTokViT', arch='tiny', use_rel_pos=True)
     source = randomise(sources.build(**cfg))
     file = sources.vitdet(source.state_dict())
@@ -225,3 +225,26 @@ def test_wrappings_make_no_difference(model, tmp_path):
             key for key in report.matched if torch.equal(other[key], expected[key])
         ]
         assert compared == report.matched
+
+
+def test_original_pvt_as_mmdet_reads_it(tmp_path):
+    torch.save(sources.pvt(), tmp_path / 'pvt.pth')
+    init_cfg = dict(checkpoint=str(tmp_path / 'pvt.pth'))
+    cfg = dict(
+        type='PyramidVisionTransformer',
+        embed_dims=8,
+        num_layers=[1, 2, 1, 1],
+        num_heads=[1, 2, 4, 8],
+        mlp_ratios=[4, 4, 4, 4],
+        init_cfg=init_cfg,
+    )
+    stock = sources.build(**cfg | dict(init_cfg=ConfigDict(init_cfg)))
+    stock.init_weights()
+    backbone = sources.build(type='CondTok', backbone=cfg)
+    backbone.init_weights()
+    _, report = convert_checkpoint(sources.pvt(), backbone)
+    assert report.layout == 'original PVT'
+    assert (report.missing, report.unexpected) == ([], [])
+    expected = stock.state_dict()
+    for key, value in backbone.state_dict().items():
+        assert torch.equal(value, expected[key]), key

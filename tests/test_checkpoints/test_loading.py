@@ -29,7 +29,7 @@ def file(tmp_path_factory):
     return str(path)
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture
 def weights(file):
     backbone = sources.build(**SWIN)
     load_backbone(backbone, file)
@@ -170,7 +170,7 @@ def test_weights_of_a_backbone_alone_do_not_load_into_a_detector(file):
 def test_other_widths_are_named_with_their_shapes(tmp_path):
     source = timm.create_model('vit_small_patch16_224', depth=12).state_dict()
     backbone = sources.build(type='CondTokViT', arch='tiny')
-    with pytest.raises(ValueError, match=r'768x384 -> 576x192|x384.*->.*192'):
+    with pytest.raises(ValueError, match=r'pos_embed 1x197x384 -> 1x14x14x192'):
         backbone.load_state_dict(source, strict=False)
 
 
@@ -185,6 +185,20 @@ def test_copies_convert_for_themselves(file, weights):
     twin.init_weights()
     assert_same(twin, weights)
     assert_same(backbone, before.state_dict())
+
+
+def test_layers_of_detection_need_not_be_there_and_others_must(weights):
+    backbone = sources.build(**SWIN)
+    del weights['norm0.weight'], weights['stages.0.blocks.0.norm1.weight']
+    _, report = convert_checkpoint(weights, backbone)
+    assert report.new == ['norm0.weight']
+    assert report.missing == ['stages.0.blocks.0.norm1.weight']
+    stock = dict(type='mmpretrain.VAN', arch='tiny')
+    backbone = sources.build(type='CondTok', backbone=stock)
+    state_dict = backbone.state_dict()
+    del state_dict['norm1.weight']
+    _, report = convert_checkpoint(state_dict, backbone)
+    assert report.missing == ['norm1.weight']
 
 
 def test_calibrated_conditioner_comes_along():

@@ -55,7 +55,7 @@ def main() -> None:
         report.check(args.min_matched)
     except (OSError, ImportError, TypeError, ValueError) as error:
         sys.exit(f'{args.checkpoint} cannot be converted: {error}')
-    weights = {key: state_dict[key] for key in state_dict if key in report.matched}
+    weights = {k: v for k, v in state_dict.items() if k not in report.unexpected}
     out.parent.mkdir(parents=True, exist_ok=True)
     torch.save(dict(state_dict=weights), out)
     print(f'written: {out} ({len(weights)} tensors), for model.backbone.init_cfg.')

@@ -1,12 +1,16 @@
-"""Names that files give to the weights of a backbone, one module for each layout.
+"""Names that files give to the weights of a backbone, one module for each layout."""
 
-A layout has a ``NAME``, ``matches(keys)`` and ``convert(state_dict)``, which returns
-the same weights under the names of mmpretrain and mmdet.
-"""
+from .dinov2_transformers import DINOV2_TRANSFORMERS
+from .layout import Layout
+from .pvt import PVT
+from .swin import SWIN
+from .vit import VIT
+from .xcit import XCIT
 
-from . import huggingface, openmmlab, swin, vit, xcit
+OPENMMLAB = Layout('OpenMMLab', pattern='')
+"""The names of mmpretrain and mmdet themselves, which every backbone here has."""
 
-LAYOUTS = (openmmlab, vit, swin, xcit, huggingface)
+LAYOUTS = (OPENMMLAB, VIT, SWIN, XCIT, PVT, DINOV2_TRANSFORMERS)
 """In order of preference where two fit a backbone equally well."""
 
-__all__ = ['LAYOUTS']
+__all__ = ['LAYOUTS', 'Layout']

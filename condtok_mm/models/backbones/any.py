@@ -8,7 +8,7 @@ from collections.abc import Callable
 from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
-from ...checkpoints import MIN_MATCHED, read_any_checkpoint
+from ...checkpoints import MIN_MATCHED, install_checkpoint_reader
 from ...conditioning import TokenConditioner
 from ...registry import register
 from .install import install_conditioner
@@ -29,7 +29,8 @@ def CondTok(  # noqa: N802
     """Build any registered backbone, with a conditioner behind its patch embedding.
 
     What is built is the stock backbone itself: its class, its parameters and its
-    state-dict keys. With ``conditioner=None`` it is untouched.
+    state-dict keys. With ``conditioner=None`` its forward is untouched; checkpoints are
+    converted and checked all the same.
 
     Args:
         backbone (dict): Config of the backbone. Its ``type`` is looked up in the
@@ -43,8 +44,7 @@ def CondTok(  # noqa: N802
             :class:`condtok_mm.conditioning.TokenConditioner`. Defaults to None, which
             leaves the tokens as they are.
         min_matched (float): Least share of the backbone's keys that a checkpoint must
-            have, in [0, 1]; see :func:`condtok_mm.checkpoints.read_any_checkpoint`.
-            Defaults to 0.9.
+            have, in [0, 1]. Defaults to 0.9.
 
     Returns:
         nn.Module: The backbone.
@@ -60,7 +60,7 @@ def CondTok(  # noqa: N802
             "backbone must be a config, as dict(type='PyramidVisionTransformer'), but "
             f'got {backbone!r}.'
         )
-    model = read_any_checkpoint(_build(backbone), min_matched)
+    model = install_checkpoint_reader(_build(backbone), min_matched)
     if conditioner is None:
         install_conditioner(model, None)
         return model

@@ -7,7 +7,7 @@ from mmdet.models.backbones.swin import ShiftWindowMSA, SwinTransformer
 from mmdet.models.layers import PatchMerging
 from torch import Tensor, nn
 
-from ...checkpoints import MIN_MATCHED, read_any_checkpoint
+from ...checkpoints import MIN_MATCHED, install_checkpoint_reader
 from ...conditioning import TokenConditioner
 from ...registry import register
 from .cpu_kernels import WindowAttention, usable, watched
@@ -137,8 +137,7 @@ class CondTokSwinTransformer(SwinTransformer):
             :class:`condtok_mm.conditioning.TokenConditioner`. Defaults to None, which
             leaves the tokens as they are.
         min_matched (float): Least share of the backbone's keys that a checkpoint must
-            have, in [0, 1]; see :func:`condtok_mm.checkpoints.read_any_checkpoint`.
-            Defaults to 0.9.
+            have, in [0, 1]. Defaults to 0.9.
         **kwargs: Keyword arguments of ``mmdet.models.SwinTransformer``.
 
     Raises:
@@ -162,7 +161,7 @@ class CondTokSwinTransformer(SwinTransformer):
         if attn == 'fused':
             self._fuse()
         install_conditioner(self, conditioner)
-        read_any_checkpoint(self, min_matched)
+        install_checkpoint_reader(self, min_matched, new=r'^norm\d\.')
 
     def _fuse(self) -> None:
         for stage in self.stages:

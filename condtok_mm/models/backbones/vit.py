@@ -12,16 +12,14 @@ from mmengine.utils import to_2tuple
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ...checkpoints import MIN_MATCHED, read_any_checkpoint
+from ...checkpoints import MIN_MATCHED, install_checkpoint_reader
+from ...checkpoints.resizing import resize_absolute_positions
 from ...conditioning import TokenConditioner
 from ...registry import register
 from .cpu_kernels import GridAttention, usable
 from .install import install_conditioner
 from .layers import ChunkedFFN, ScaledDropPath
-from .positions import (
-    relative_positions,
-    resize_absolute_positions,
-)
+from .positions import relative_positions
 from .windows import from_windows, to_windows, window_plan
 
 ARCHS = {
@@ -220,8 +218,7 @@ class CondTokViT(BaseModule):
             :class:`condtok_mm.conditioning.TokenConditioner`. Defaults to None, which
             leaves the tokens as they are.
         min_matched (float): Least share of the backbone's keys that a checkpoint must
-            have, in [0, 1]; see :func:`condtok_mm.checkpoints.read_any_checkpoint`.
-            Defaults to 0.9.
+            have, in [0, 1]. Defaults to 0.9.
         init_cfg (dict, optional): Initialisation. Defaults to None.
 
     Raises:
@@ -307,7 +304,7 @@ class CondTokViT(BaseModule):
             )
         self._freeze_stages()
         install_conditioner(self, conditioner)
-        read_any_checkpoint(self, min_matched)
+        install_checkpoint_reader(self, min_matched, new=r'\.rel_pos_[hw]$')
 
     def init_weights(self) -> None:
         """Initialise as ViTDet does, or from ``init_cfg`` where there is one."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from ...checkpoints import MIN_MATCHED, read_any_checkpoint
+from ...checkpoints import MIN_MATCHED, install_checkpoint_reader
 from ...conditioning import TokenConditioner
 from ...registry import register
 from .install import install_conditioner
@@ -56,8 +56,7 @@ class CondTokXCiT(XCiT):
             :class:`condtok_mm.conditioning.TokenConditioner`. Defaults to None, which
             leaves the tokens as they are.
         min_matched (float): Least share of the backbone's keys that a checkpoint must
-            have, in [0, 1]; see :func:`condtok_mm.checkpoints.read_any_checkpoint`.
-            Defaults to 0.9.
+            have, in [0, 1]. Defaults to 0.9.
         **kwargs: Further keyword arguments of ``mmpretrain.models.XCiT``, other than
             out_type.
 
@@ -104,7 +103,7 @@ class CondTokXCiT(XCiT):
         self.levels = _levels(self.embed_dims, patch_size, bn_norm_cfg)
         self._freeze_stages()
         install_conditioner(self, conditioner)
-        read_any_checkpoint(self, min_matched)
+        install_checkpoint_reader(self, min_matched, new=r'^levels\.')
 
     def train(self, mode: bool = True) -> 'CondTokXCiT':
         """Set training mode, frozen stages excepted.
@@ -218,11 +217,12 @@ def _contexts(block: nn.Module) -> tuple[AbstractContextManager, ...]:
 def _statistics_kept(block: nn.Module) -> Iterator[None]:
     """Let batch norms use the statistics of the batch without learning them again."""
     norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
-    momenta = [norm.momentum for norm in norms]
+    kept = [(norm.momentum, norm.num_batches_tracked.clone()) for norm in norms]
     for norm in norms:
         norm.momentum = 0.0
     try:
         yield
     finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
+        for norm, (momentum, count) in zip(norms, kept, strict=True):
             norm.momentum = momentum
+            norm.num_batches_tracked.copy_(count)
