@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from .conditioner import TokenConditioner, cast_if_finite
+from .embedding import Embedding, read_embedding
 from .padding import valid_tokens
 
 
@@ -125,11 +126,12 @@ class ConditionedForward:
             return _stock_forward(self.layer, images, *args, **kwargs)
         dtype = self._stock_dtype(images, *args, **kwargs)
         output = self.embed(images, *args, **kwargs)
-        embedded, valid = self.tokens(images, output)
-        tokens = self.conditioner(embedded, valid)
+        embedding = read_embedding(self.layer, images, output)
+        valid = self._valid(images, embedding)
+        tokens = self.conditioner(embedding.tokens, valid)
         if dtype is not None:
-            tokens = cast_if_finite(tokens, dtype, embedded)
-        return _join(output, tokens, _channel_axis(self.layer, images, output))
+            tokens = cast_if_finite(tokens, dtype, embedding.tokens)
+        return embedding.replaced(tokens)
 
     def embed(self, images: Tensor, *args, **kwargs):
         """Run the layer alone, in IEEE fp32 or better.
@@ -172,21 +174,22 @@ class ConditionedForward:
         Raises:
             ValueError: If padding is to be told from image and the grid is unknown.
         """
-        axis = _channel_axis(self.layer, images, output)
-        tokens = _embedded(output).movedim(axis, -1).flatten(1, -2)
+        embedding = read_embedding(self.layer, images, output)
+        return embedding.tokens, self._valid(images, embedding)
+
+    def _valid(self, images: Tensor, embedding: Embedding) -> Tensor | None:
         pad_value = self.conditioner.pad_value
         if pad_value is None:
-            return tokens, None
-        grid = _grid(self.layer, images, output)
-        if grid is None or grid[0] * grid[1] != tokens.shape[1]:
+            return None
+        grid, count = embedding.grid, embedding.tokens.shape[1]
+        if grid is None or grid[0] * grid[1] != count:
             told = 'no grid' if grid is None else f'a grid of {grid[0]} x {grid[1]}'
             raise ValueError(
-                f'{type(self.layer).__name__} returns {tokens.shape[1]} tokens and '
-                f'{told}, so padding cannot be told from image; set pad_value=None in '
-                'the conditioner to count every token.'
+                f'{type(self.layer).__name__} returns {count} tokens and {told}, so '
+                'padding cannot be told from image; set pad_value=None in the '
+                'conditioner to count every token.'
             )
-        stride = _stride(self.layer, images, grid)
-        return tokens, valid_tokens(images, grid, pad_value, stride)
+        return valid_tokens(images, grid, pad_value, embedding.stride)
 
     def _stock_dtype(self, images: Tensor, *args, **kwargs) -> torch.dtype | None:
         """Dtype that the layer alone returns here, None if it computes in fp32 anyway.
@@ -205,7 +208,8 @@ class ConditionedForward:
         )
         if key not in self._output_dtypes:
             output = self._probe(images[:1], *args, **kwargs)
-            self._output_dtypes[key] = _embedded(output).dtype
+            embedding = read_embedding(self.layer, images[:1], output)
+            self._output_dtypes[key] = embedding.embedded.dtype
         return self._output_dtypes[key]
 
     @torch.no_grad()
@@ -236,103 +240,6 @@ class _Stock(nn.Module):
 
 def _stock_forward(layer: nn.Module, *args, **kwargs):
     return type(layer).forward(layer, *args, **kwargs)
-
-
-def _embedded(output) -> Tensor:
-    """The tensor of tokens in what an embedding returns."""
-    parts = output if isinstance(output, tuple | list) else (output,)
-    for part in parts:
-        if torch.is_tensor(part) and part.dim() > 2:
-            return part
-    kinds = ', '.join(
-        str(tuple(part.shape)) if torch.is_tensor(part) else type(part).__name__
-        for part in parts
-    )
-    raise ValueError(
-        'an embedding must return tokens (B, N, D) or a map (B, D, rows, columns), but '
-        f'this one returns {kinds}; name another layer as embed.'
-    )
-
-
-def _channel_axis(layer: nn.Module, images: Tensor, output) -> int:
-    """Axis of the channels: 1 in a map, unless the strides say that it is the last."""
-    shape = _embedded(output).shape
-    if len(shape) != 4:
-        return -1
-    last = not _fits(layer, images, shape[2:]) and _fits(layer, images, shape[1:3])
-    return -1 if last else 1
-
-
-def _grid(layer: nn.Module, images: Tensor, output) -> tuple[int, int] | None:
-    """Rows and columns of the tokens, if known: of the map, as told, or by the strides.
-
-    Windows (B, n, h, w, D) lie in another order than row by row: they have none.
-    """
-    embedded = _embedded(output)
-    if embedded.dim() == 4:
-        axis = _channel_axis(layer, images, output)
-        return tuple(embedded.movedim(axis, -1).shape[1:3])
-    if embedded.dim() != 3:
-        return None
-    told = None if torch.is_tensor(output) else _told_grid(output)
-    return told or _strided_grid(layer, images, embedded.shape[1])
-
-
-def _told_grid(parts: tuple | list) -> tuple[int, int] | None:
-    """A pair, or two numbers, next to the tokens."""
-    pairs = [part for part in parts if isinstance(part, tuple | list)]
-    pairs.append([part for part in parts if isinstance(part, int)])
-    return next((tuple(pair) for pair in pairs if len(pair) == 2), None)
-
-
-def _strided_grid(
-    layer: nn.Module, images: Tensor, count: int
-) -> tuple[int, int] | None:
-    """The grid of that many tokens that the strides give, rounded down or up."""
-    if images.dim() != 4:
-        return None
-    sizes = list(zip(images.shape[2:], _steps(layer), strict=True))
-    down = tuple(pixels // step for pixels, step in sizes)
-    up = tuple(-(-pixels // step) for pixels, step in sizes)
-    return next((grid for grid in (down, up) if grid[0] * grid[1] == count), None)
-
-
-def _stride(
-    layer: nn.Module, images: Tensor, grid: tuple[int, int]
-) -> tuple[int, int] | None:
-    """Strides of a layer's convolutions, None if they do not give its grid."""
-    return _steps(layer) if _fits(layer, images, grid) else None
-
-
-def _fits(layer: nn.Module, images: Tensor, grid: tuple[int, int]) -> bool:
-    """Whether the strides give this grid, rounded down or up."""
-    return images.dim() == 4 and all(
-        tokens in (pixels // step, -(-pixels // step))
-        for pixels, step, tokens in zip(
-            images.shape[2:], _steps(layer), grid, strict=True
-        )
-    )
-
-
-def _steps(layer: nn.Module) -> tuple[int, int]:
-    """Product of the strides in a layer, along rows and columns."""
-    rows, columns = 1, 1
-    for module in layer.modules():
-        if isinstance(module, nn.Conv2d | nn.Unfold):
-            stride = module.stride
-            row, column = stride if isinstance(stride, tuple) else (stride, stride)
-            rows, columns = rows * row, columns * column
-    return rows, columns
-
-
-def _join(output, tokens: Tensor, axis: int):
-    """What the embedding returned, with its tokens replaced."""
-    embedded = _embedded(output)
-    tokens = tokens.reshape(embedded.movedim(axis, -1).shape)
-    tokens = tokens.movedim(-1, axis).contiguous()
-    if torch.is_tensor(output):
-        return tokens
-    return type(output)(tokens if part is embedded else part for part in output)
 
 
 _tf32_lock = Lock()

@@ -8,6 +8,7 @@ Crowd regions are left out.
 import argparse
 import contextlib
 import io
+import shutil
 import sys
 from pathlib import Path
 
@@ -26,14 +27,17 @@ def main() -> None:
     root, out = Path(args.root), Path(args.out)
     if out.exists():
         sys.exit(f'{out} exists already; name another folder, or remove it.')
+    partial = out.with_name(f'{out.name}.partial')
+    shutil.rmtree(partial, ignore_errors=True)
     for split in ('train', 'val'):
         path = root / 'annotations' / f'instances_{split}.json'
         if not path.is_file():
             sys.exit(f'{path} does not exist; {root} is not laid out as expected.')
         with contextlib.redirect_stdout(io.StringIO()):
             coco = COCO(path)
-        count = crop(coco, root / split, out / split)
+        count = crop(coco, root / split, partial / split)
         print(f'{split}: {count} crops of {len(coco.cats)} categories in {out / split}')
+    partial.rename(out)
 
 
 def crop(coco: COCO, images: Path, out: Path) -> int:

@@ -65,9 +65,10 @@ class KappaWarmupHook(Hook):
         self.begin = begin
         self.end = end
         self.by_epoch = by_epoch
+        self._conditioners: list[TokenConditioner] = []
 
     def before_train(self, runner: Runner) -> None:
-        """Check that there is something to warm up, and epochs to count.
+        """Find the conditioners, and set what the first iteration has.
 
         Args:
             runner (Runner): The runner.
@@ -80,17 +81,19 @@ class KappaWarmupHook(Hook):
                 'KappaWarmupHook counts in epochs, but got IterBasedTrainLoop, which '
                 'has none; give begin and end in iterations, with by_epoch=False.'
             )
-        if not _conditioners(runner):
+        self._conditioners = _find_conditioners(runner)
+        if not self._conditioners:
             print_log(
                 'KappaWarmupHook: the model has no conditioner, nothing to warm up.',
                 logger='current',
                 level=logging.WARNING,
             )
+        self._set_strength(runner, runner.iter)
 
     def before_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: DATA_BATCH = None
     ) -> None:
-        """Set and log the strength of an iteration.
+        """Log the strength of an iteration.
 
         Args:
             runner (Runner): The runner.
@@ -98,9 +101,8 @@ class KappaWarmupHook(Hook):
             data_batch (dict | tuple | list, optional): The batch; not used. Defaults
                 to None.
         """
-        strength = self._strength(runner, runner.iter)
-        if _set_strength(runner, strength):
-            runner.message_hub.update_scalar('train/conditioner_strength', strength)
+        for conditioner in self._conditioners[:1]:
+            runner.message_hub.update_scalar(f'train/{META_KEY}', conditioner.strength)
 
     def after_train_iter(
         self,
@@ -118,7 +120,7 @@ class KappaWarmupHook(Hook):
                 to None.
             outputs (dict, optional): Losses; not used. Defaults to None.
         """
-        _set_strength(runner, self._strength(runner, runner.iter + 1))
+        self._set_strength(runner, runner.iter + 1)
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Note the strength.
@@ -127,7 +129,7 @@ class KappaWarmupHook(Hook):
             runner (Runner): The runner.
             checkpoint (dict): What is saved. It is changed in place.
         """
-        for conditioner in _conditioners(runner)[:1]:
+        for conditioner in self._conditioners[:1]:
             checkpoint['meta'][META_KEY] = conditioner.strength
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
@@ -138,29 +140,25 @@ class KappaWarmupHook(Hook):
             checkpoint (dict): What is loaded.
         """
         strength = checkpoint.get('meta', {}).get(META_KEY, 1.0)
-        if _set_strength(runner, strength) and strength < 1:
+        conditioners = _find_conditioners(runner)
+        for conditioner in conditioners:
+            conditioner.strength = strength
+        if conditioners and strength < 1:
             print_log(
                 'KappaWarmupHook: the checkpoint is from within the warm-up, its '
                 f'conditioner has strength {strength:g}.',
                 logger='current',
             )
 
-    def _strength(self, runner: Runner, iters: int) -> float:
-        """Strength after a number of iterations."""
+    def _set_strength(self, runner: Runner, iters: int) -> None:
+        """Set the strength after a number of iterations."""
         unit = len(runner.train_dataloader) if self.by_epoch else 1
         progress = (iters - self.begin * unit) / ((self.end - self.begin) * unit)
-        return min(max(progress, 0.0), 1.0)
+        for conditioner in self._conditioners:
+            conditioner.strength = min(max(progress, 0.0), 1.0)
 
 
-def _set_strength(runner: Runner, strength: float) -> bool:
-    """Set every conditioner; whether there is one."""
-    conditioners = _conditioners(runner)
-    for conditioner in conditioners:
-        conditioner.strength = strength
-    return bool(conditioners)
-
-
-def _conditioners(runner: Runner) -> list[TokenConditioner]:
+def _find_conditioners(runner: Runner) -> list[TokenConditioner]:
     """Those of the model and its averaged copies, whatever wraps them."""
     averaged = [getattr(hook, 'ema_model', None) for hook in runner.hooks]
     models = [runner.model, *(model for model in averaged if model is not None)]
