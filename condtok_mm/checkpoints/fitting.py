@@ -15,10 +15,11 @@ EXTRA_TOKENS = (0, 1, 2)
 EXTRA_BIASES = 3
 """Entries of BEiT's relative position tables for the class token."""
 
-LAYER_SCALES = {
-    r'\.attn\.gamma1\.weight$': '.attn.proj.',
-    r'\.ffn\.gamma2\.weight$': '.ffn.layers.1.',
-}
+LAYER_SCALES = (
+    (r'\.attn\.gamma1\.weight$', '.attn.proj.'),
+    (r'\.ffn\.gamma2\.weight$', '.ffn.layers.1.'),
+    (r'\.ffn\.gamma2\.weight$', '.ffn.w3.'),
+)
 """Layer scales, and the projection in front of each."""
 
 
@@ -59,8 +60,7 @@ def _resize(
 ) -> Tensor | None:
     name = key.rsplit('.', 1)[-1]
     if name in ('pos_embed', 'absolute_pos_embed'):
-        tokens = sum(f'{kind}_token' in state_dict for kind in ('cls', 'dist'))
-        return _resize_positions(value, target, backbone, tokens)
+        return _resize_positions(value, target, backbone, _extras(state_dict))
     if name == 'relative_position_bias_table':
         return _resize_bias_table(value, target)
     if name in ('rel_pos_h', 'rel_pos_w') and value.shape[1:] == target.shape[1:]:
@@ -75,7 +75,7 @@ def _resize(
 
 
 def _resize_positions(
-    value: Tensor, target: Tensor, backbone: nn.Module, tokens: int
+    value: Tensor, target: Tensor, backbone: nn.Module, extras: tuple[int, ...]
 ) -> Tensor | None:
     """Positions as (1, n, D) or (1, h, w, D), whichever is wanted."""
     extra, grid = 0, tuple(target.shape[1:3])
@@ -83,7 +83,7 @@ def _resize_positions(
         extra, grid = _target_grid(target, backbone)
     if grid is None or value.shape[-1] != target.shape[-1]:
         return None
-    front, positions = _split_positions(value, grid, tokens)
+    front, positions = _split_positions(value, grid, extras)
     if positions is None:
         return None
     positions = resize_absolute_positions(positions, grid)
@@ -92,6 +92,19 @@ def _resize_positions(
     # Where the file has no position for an extra token, it adds none.
     front = F.pad(front[:, :extra], (0, 0, 0, max(extra - front.shape[1], 0)))
     return torch.cat((front, positions.flatten(1, 2)), dim=1)
+
+
+def _extras(state_dict: dict) -> tuple[int, ...]:
+    """Numbers of extra tokens that a file's positions may begin with."""
+    tokens = sum(f'{kind}_token' in state_dict for kind in ('cls', 'dist'))
+    if 'reg_token' in state_dict:
+        # timm's models with registers keep positions of patches alone.
+        return (0,)
+    if tokens:
+        return (tokens,)
+    # ViTDet keeps the position of a class token that it does not have.
+    vitdet = any(key.endswith('.rel_pos_h') for key in state_dict)
+    return (0, 1) if vitdet else (0,)
 
 
 def _target_grid(target: Tensor, backbone: nn.Module) -> tuple[int, tuple | None]:
@@ -104,17 +117,18 @@ def _target_grid(target: Tensor, backbone: nn.Module) -> tuple[int, tuple | None
 
 
 def _split_positions(
-    value: Tensor, expected: tuple[int, int], tokens: int
+    value: Tensor, expected: tuple[int, int], extras: tuple[int, ...]
 ) -> tuple[Tensor, Tensor | None]:
-    """Extra tokens (1, k, D) and grid (1, h, w, D) of a file's positions."""
+    """Extra tokens (1, k, D) and grid (1, h, w, D) of a file's positions.
+
+    The grid is square, or the one that is wanted.
+    """
     if value.dim() == 4:
         return value.new_zeros(1, 0, value.shape[-1]), value
-    count = value.shape[1]
-    order = (tokens, *(extra for extra in EXTRA_TOKENS if extra != tokens))
-    for extra in order:
-        if count - extra == math.prod(expected):
-            return value[:, :extra], value[:, extra:].unflatten(1, expected)
-    extra, grid = _square(count, order)
+    extra, grid = _square(value.shape[1], extras)
+    if grid is None:
+        exact = (k for k in (*extras, 0) if value.shape[1] - k == math.prod(expected))
+        extra, grid = next(((k, expected) for k in exact), (0, None))
     if grid is None:
         return value, None
     return value[:, :extra], value[:, extra:].unflatten(1, grid)
@@ -147,7 +161,7 @@ def _fold_layer_scales(
 ) -> tuple[dict[str, Tensor], list[str]]:
     fitted, folded = dict(state_dict), 0
     for key in state_dict:
-        for pattern, projection in LAYER_SCALES.items():
+        for pattern, projection in LAYER_SCALES:
             if key in target or not re.search(pattern, key):
                 continue
             layer = re.sub(pattern, projection, key)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from torch import Tensor, nn
@@ -20,14 +21,14 @@ MIN_MATCHED = 0.9
 ANCHORS = {'patch_embed', 'blocks', 'embeddings'}
 """First components of keys in the layouts, beside those of the backbone itself."""
 
-COMPUTED = r'\.(relative_(position_index|coords_table)|attn_mask)$'
+COMPUTED = r'\.(relative_(position_index|coords_table)|attn_mask|freqs_(cos|sin))$'
 """Buffers that a backbone fills by itself, in the size that it needs."""
 
 COUNTER = '.num_batches_tracked'
 """Buffer of a batch norm that files may lack."""
 
-CONDITIONER = 'conditioner.'
-"""Prefix of what a calibrated conditioner reads and checks itself."""
+PRECONDITIONER = 'conditioner.preconditioner'
+"""What a conditioner reads and checks itself, and is calibrated by."""
 
 NOTHING = r'(?!)'
 """A pattern that no key matches."""
@@ -197,8 +198,12 @@ class _InitWeights:
         cfgs = backbone.init_cfg or []
         cfgs = [cfgs] if isinstance(cfgs, dict) else list(cfgs)
         pretrained = [cfg for cfg in cfgs if 'checkpoint' in cfg]
-        if not pretrained or backbone.is_init:
+        if not pretrained:
             type(backbone).init_weights(backbone)
+            return
+        if backbone.is_init:
+            # Logs that it was called more than once, and reads nothing.
+            BaseModule.init_weights(backbone)
             return
         all_cfgs = backbone.init_cfg
         backbone.init_cfg = [cfg for cfg in cfgs if cfg not in pretrained]
@@ -238,7 +243,7 @@ def _convert(
     if prefix is None:
         anchors = ANCHORS | {key.split('.')[0] for key in target}
         candidates = list(prefixes(weights, anchors))
-    best, found = -1, (candidates[0], LAYOUTS[0].name, {})
+    best, found, places = -1, (candidates[0], LAYOUTS[0], {}), []
     for candidate in candidates:
         inside = strip(weights, candidate)
         for layout in LAYOUTS:
@@ -246,12 +251,21 @@ def _convert(
                 converted = layout.convert(inside)
                 score = len(expected & converted.keys())
                 if score > best:
-                    best, found = score, (candidate, layout.name, converted)
+                    best, found, places = score, (candidate, layout, converted), []
+                if score == best and candidate not in places:
+                    places.append(candidate)
     candidate, layout, converted = found
     under = '.'.join(filter(None, (wrapper, candidate.rstrip('.'))))
-    report = LoadReport(type(backbone).__name__, layout, under)
+    report = LoadReport(type(backbone).__name__, layout.name, under)
     fitted, report.resized, report.notes = fit(converted, target, backbone)
-    return _settle(fitted, target, new, report), report
+    if best > 0 and len(places) > 1:
+        others = ', '.join(repr(place) for place in places if place != candidate)
+        report.notes.append(f'Also found under {others}: init_cfg.prefix chooses.')
+    if layout is not LAYOUTS[0]:
+        fitted = {k: v for k, v in fitted.items() if not re.search(COMPUTED, k)}
+    return _settle(
+        fitted, target, new, report, hasattr(backbone, 'conditioner')
+    ), report
 
 
 def _settle(
@@ -259,15 +273,18 @@ def _settle(
     target: dict[str, Tensor],
     new: str,
     report: LoadReport,
+    has_conditioner: bool,
 ) -> dict[str, Tensor]:
     """Enter every key into the report, and order the weights as the backbone does."""
-    settled = {}
+    settled, zeros = {}, 0
     for key, value in target.items():
         found = weights.get(key)
-        if key.startswith(CONDITIONER):
-            continue
         if re.search(COMPUTED, key) or (found is None and key.endswith(COUNTER)):
             settled[key] = value
+        elif found is None and _needs_no_bias(key, weights):
+            settled[key] = torch.zeros_like(value)
+            report.missing.append(key)
+            zeros += 1
         elif found is None:
             (report.new if re.search(new, key) else report.missing).append(key)
         elif found.shape == value.shape:
@@ -276,10 +293,22 @@ def _settle(
         else:
             report.missing.append(key)
             report.mismatched[key] = tuple(found.shape), tuple(value.shape)
+    if zeros:
+        report.notes.append(f'{zeros} biases that the file does not have set to zero.')
     for key, found in weights.items():
-        if key.startswith(CONDITIONER):
+        if key not in target:
             settled[key] = found
-        elif key not in target and not re.search(COMPUTED, key):
-            settled[key] = found
-            report.unexpected.append(key)
+            if not re.search(COMPUTED, key):
+                report.unexpected.append(key)
+    if PRECONDITIONER in report.unexpected and has_conditioner:
+        report.unexpected.remove(PRECONDITIONER)
+        report.notes.append('Calibrated: the conditioner applies one P to all images.')
+    parts = {key.split('.')[0] for key in target}
+    report.foreign = [key for key in report.unexpected if key.split('.')[0] in parts]
     return settled
+
+
+def _needs_no_bias(key: str, weights: dict[str, Tensor]) -> bool:
+    """Whether a file has the layer of a bias, but trained it without one."""
+    layer, _, name = key.rpartition('.')
+    return name == 'bias' and f'{layer}.weight' in weights

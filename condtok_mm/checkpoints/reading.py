@@ -1,15 +1,15 @@
 """Read checkpoint files without executing anything in them."""
 
+import json
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import shlex
 from pathlib import Path
 from pickle import UnpicklingError
+from urllib.parse import urlparse
 
-import numpy as np
 import torch
 from mmengine.dist import barrier, is_main_process
-from mmengine.logging import HistoryBuffer
+from mmengine.logging import print_log
 from mmengine.runner import CheckpointLoader
 from mmengine.runner.checkpoint import (
     get_deprecated_model_names,
@@ -18,17 +18,18 @@ from mmengine.runner.checkpoint import (
     get_torchvision_models,
 )
 
+from .unpickling import allowed_globals
 from .unwrapping import WRAPPERS
-
-STATISTICS = ('min', 'max', 'current', 'mean')
-"""Methods that mmengine's ``HistoryBuffer`` stores by name with itself."""
 
 REFUSED = (
     '{path} is a pickle that needs {needs}; reading it could execute what it holds, so '
     'it is refused. If you trust its source, rewrite it once, in a container without '
-    'network or secrets: python -c "import torch; c = torch.load({name!r}, '
-    "map_location='cpu', weights_only=False); torch.save({{k: c[k] for k in "
-    '{wrappers} if k in c}} or c, {safe!r})"'
+    'network or secrets: {command}'
+)
+
+REWRITE = (
+    'import torch; c = torch.load({path}, map_location="cpu", weights_only=False); '
+    'torch.save({{k: c[k] for k in "{keys}".split() if k in c}} or c, {safe})'
 )
 
 
@@ -56,22 +57,21 @@ def read_checkpoint(path: str | Path, map_location='cpu') -> dict:
     """
     path = _resolve(str(path))
     try:
-        if path.startswith(('http://', 'https://')):
-            checkpoint = _download(path, map_location)
-        else:
-            checkpoint = _read_local(Path(path).expanduser(), map_location)
+        url = path.lower().startswith(('http://', 'https://'))
+        file = _download(path) if url else Path(path).expanduser()
+        checkpoint = _read_local(file, map_location)
     except (OSError, ImportError):
         raise
     except Exception as error:
-        if isinstance(error, UnpicklingError) and (
-            needs := re.search(r'GLOBAL (\S+)', str(error))
-        ):
+        if needs := re.search(r'GLOBAL (.+?)(?: is not| was not| whose|$)', str(error)):
             raise ValueError(_refusal(path, needs[1])) from None
         words = str(error).strip().splitlines() or [type(error).__name__]
+        if isinstance(error, UnpicklingError):
+            words = ['not a file of weights']
         raise ValueError(
-            f'{path} cannot be read as a checkpoint ({words[0]}); it is not one, or '
-            'was not copied whole.'
-        ) from error
+            f'{path} cannot be read as a checkpoint ({words[0]}); it is another kind '
+            'of file, or was not copied whole.'
+        ) from None
     if not isinstance(checkpoint, dict):
         raise ValueError(
             f'{path} holds a {type(checkpoint).__name__}, but a checkpoint is a dict '
@@ -108,7 +108,7 @@ def _read_local(path: Path, map_location) -> dict:
         raise FileNotFoundError(f'checkpoint {path} does not exist.')
     if path.suffix == '.safetensors':
         return _read_safetensors(path)
-    with _allowed():
+    with allowed_globals():
         return torch.load(path, map_location=map_location, weights_only=True)
 
 
@@ -126,23 +126,25 @@ def _read_safetensors(path: Path) -> dict:
         raise RuntimeError(str(error)) from error
 
 
-def _download(url: str, map_location) -> dict:
-    if url.endswith('.safetensors'):
-        raise ValueError(f'download {url} and name the file: only .pth is fetched.')
-    load = torch.hub.load_state_dict_from_url
-    with _allowed():
-        if not is_main_process():
-            barrier()
-        checkpoint = load(url, map_location=map_location, weights_only=True)
-        if is_main_process():
-            barrier()
-    return checkpoint
+def _download(url: str) -> Path:
+    """Fetch a file into torch's cache, unless it is there."""
+    folder = Path(torch.hub.get_dir()) / 'checkpoints'
+    path = folder / Path(urlparse(url).path).name
+    if not is_main_process():
+        barrier()
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        print_log(f'downloading {url} to {path}', logger='current')
+        torch.hub.download_url_to_file(url, str(path))
+    if is_main_process():
+        barrier()
+    return path
 
 
 def _resolve(path: str) -> str:
     """The URL that a name of mmengine's model zoos stands for; other paths as is."""
     scheme, separator, name = path.partition('://')
-    if not separator or scheme in ('http', 'https'):
+    if not separator or scheme.lower() in ('http', 'https'):
         return path
     if scheme in ('torchvision', 'modelzoo'):
         zoo = get_torchvision_models()
@@ -162,51 +164,9 @@ def _resolve(path: str) -> str:
 
 
 def _refusal(path: str, needs: str) -> str:
-    safe = str(Path(path).with_suffix('.weights.pth').name)
-    return REFUSED.format(
-        path=path, needs=needs, name=path, wrappers=WRAPPERS, safe=safe
-    )
-
-
-def _allowed() -> AbstractContextManager:
-    """Let ``weights_only`` accept what mmengine's training checkpoints hold."""
-    classes = _allowed_classes()
-    if hasattr(torch.serialization, 'safe_globals'):
-        return torch.serialization.safe_globals(classes)
-    torch.serialization.add_safe_globals(classes)
-    return nullcontext()
-
-
-def _allowed_classes() -> list:
-    core = np._core if np.lib.NumpyVersion(np.__version__) >= '2.0.0' else np.core
-    numbers = '?bhilqBHILQefd'
-    classes = [
-        HistoryBuffer,
-        np.ndarray,
-        np.dtype,
-        _renamed(_statistic, 'builtins.getattr'),
-    ]
-    classes += {type(np.dtype(code)) for code in numbers}
-    for module in ('numpy.core.multiarray', 'numpy._core.multiarray'):
-        for name in ('_reconstruct', 'scalar'):
-            function = getattr(core.multiarray, name)
-            classes.append(_renamed(function, f'{module}.{name}'))
-    return classes
-
-
-def _renamed(function: Callable, path: str) -> Callable:
-    """A function that a pickle finds under another module and name."""
-
-    def call(*args):
-        return function(*args)
-
-    call.__module__, call.__name__ = path.rsplit('.', 1)
-    call.__qualname__ = call.__name__
-    return call
-
-
-def _statistic(owner: type, name: str) -> Callable:
-    """What a pickled ``HistoryBuffer`` asks of ``getattr``, and nothing else."""
-    if owner is not HistoryBuffer or name not in STATISTICS:
-        raise UnpicklingError(f'GLOBAL getattr({owner!r},{name!r}) is not allowed')
-    return getattr(owner, name)
+    safe = json.dumps(Path(path).with_suffix('.weights.pth').name)
+    code = REWRITE.format(path=json.dumps(path), keys=' '.join(WRAPPERS), safe=safe)
+    command = shlex.join(('python', '-c', code))
+    if '://' in path:
+        command = 'download it, and read what this says of the file.'
+    return REFUSED.format(path=path, needs=needs, command=command)

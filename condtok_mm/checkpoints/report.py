@@ -1,9 +1,13 @@
 """What became of the keys of a checkpoint."""
 
+import re
 from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.table import Table
+
+ESSENTIAL = r'^(?!.*bias$).*(patch_embed|pos_embed$|downsample\.)'
+"""Keys without which a backbone does not see what it was trained on."""
 
 SHOWN = 3
 """Names that a row of the table shows."""
@@ -29,6 +33,7 @@ class LoadReport:
             not, or in a shape that cannot be resized.
         mismatched (dict[str, tuple]): The latter, to the shapes of file and backbone.
         unexpected (list[str]): Keys of the file that the backbone does not have.
+        foreign (list[str]): Those of them that lie in parts that it does have.
         notes (list[str]): What else was done to the weights.
     """
 
@@ -41,6 +46,7 @@ class LoadReport:
     missing: list[str] = field(default_factory=list)
     mismatched: dict[str, tuple] = field(default_factory=dict)
     unexpected: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -54,24 +60,36 @@ class LoadReport:
         return len(self.matched) + len(self.missing)
 
     def check(self, min_matched: float) -> None:
-        """Raise if too few keys match.
+        """Raise if the file does not fit.
+
+        It does not if too few keys match, if embedding, positions or patch merging are
+        missing, or if the file has more in a block than the backbone.
 
         Args:
-            min_matched (float): Least share, in [0, 1].
+            min_matched (float): Least share, in [0, 1]; 0 lets everything pass.
 
         Raises:
             ValueError: With the counts, the first names and what to do.
         """
-        if self.share >= min_matched:
+        essential = [key for key in self.missing if re.search(ESSENTIAL, key)]
+        if not min_matched:
+            return
+        if self.share < min_matched:
+            what = f'min_matched={min_matched:g} is asked for'
+        elif essential:
+            what = f'{_first(essential)} cannot be done without'
+        elif self.foreign:
+            what = f'{_first(self.foreign)} have no place in it'
+        else:
             return
         raise ValueError(
             f'only {len(self.matched)} of {self.wanted} keys of {self.backbone} are in '
-            f'the checkpoint ({self.layout}{self._where()}), {self.share:.0%}, '
-            f'and min_matched={min_matched:g} is asked for. Missing: '
-            f'{_first(self._missing())}. Unexpected: {_first(self.unexpected)}. Is it '
-            'a checkpoint of this architecture? (One of a backbone alone belongs into '
-            'model.backbone.init_cfg, not into load_from.) To load what there is, '
-            'lower model.backbone.min_matched.'
+            f'the checkpoint ({self.layout}{self._where()}), {self.share:.0%}, and '
+            f'{what}. Missing: {_first(self._missing())}. Unexpected: '
+            f'{_first(self.unexpected)}. Is it a checkpoint of this architecture? (One '
+            'of a backbone alone belongs into model.backbone.init_cfg, not into '
+            'load_from.) To load what there is, set model.backbone.min_matched to a '
+            'lower share, or to 0.'
         )
 
     def __str__(self) -> str:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+import numpy as np
+import torch
 from torch import Tensor
 
 WRAPPERS = (
@@ -19,7 +21,7 @@ mmengine's ``ema_state_dict`` is not one: there ``state_dict`` is the averaged o
 """
 
 DEPTH = 4
-"""Most components of a prefix before the names of a backbone."""
+"""Most keys around a state dict, and most components of a prefix inside it."""
 
 
 def unwrap(checkpoint: dict) -> tuple[dict[str, Tensor], str]:
@@ -37,15 +39,13 @@ def unwrap(checkpoint: dict) -> tuple[dict[str, Tensor], str]:
         ValueError: If there are no tensors where state dicts are.
     """
     path = []
-    while wrapper := next(
-        (key for key in WRAPPERS if isinstance(checkpoint.get(key), dict)), None
-    ):
+    while len(path) < DEPTH and (wrapper := _wrapper(checkpoint)):
         checkpoint = checkpoint[wrapper]
         path.append(wrapper)
     tensors = {
-        key: value
+        key: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         for key, value in checkpoint.items()
-        if isinstance(key, str) and isinstance(value, Tensor)
+        if isinstance(key, str) and isinstance(value, Tensor | np.ndarray)
     }
     if not tensors:
         where = ' under ' + '.'.join(path) if path else ''
@@ -55,6 +55,12 @@ def unwrap(checkpoint: dict) -> tuple[dict[str, Tensor], str]:
             f'for at its top and under {", ".join(WRAPPERS)}.'
         )
     return tensors, '.'.join(path)
+
+
+def _wrapper(checkpoint: dict) -> str | None:
+    """The first key that holds a dict with something in it."""
+    found = (k for k in WRAPPERS if isinstance(checkpoint.get(k), dict))
+    return next((key for key in found if checkpoint[key]), None)
 
 
 def prefixes(state_dict: dict[str, Tensor], anchors: set[str]) -> Iterator[str]:
@@ -75,7 +81,8 @@ def prefixes(state_dict: dict[str, Tensor], anchors: set[str]) -> Iterator[str]:
             for depth in range(1, min(DEPTH, len(parts) - 1) + 1)
             if parts[depth] in anchors
         )
-    yield from sorted(found, key=lambda prefix: (prefix.count('.'), prefix))
+    # Of a student and a teacher, the teacher is the averaged one.
+    yield from sorted(found, key=lambda p: (p.count('.'), 'teacher' not in p, p))
 
 
 def strip(state_dict: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

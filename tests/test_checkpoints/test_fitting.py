@@ -124,3 +124,24 @@ def test_absolute_positions_of_swin():
     expected = bicubic(source['absolute_pos_embed'][0].unflatten(0, (56, 56)), (96, 96))
     actual = converted['absolute_pos_embed'][0].unflatten(0, (96, 96))
     assert np.abs(actual.numpy() - expected).max() < 1e-5
+
+
+def test_rectangular_grids_are_not_guessed():
+    """14 x 16 patches and a class token are 225 positions, which is 15 x 15."""
+    source = timm.create_model('vit_tiny_patch16_224', img_size=(224, 256))
+    source = randomise(source).state_dict()
+    backbone = sources.build(type='CondTokViT', arch='tiny', img_size=(448, 512))
+    _, report = convert_checkpoint(source, backbone)
+    assert report.mismatched == {'pos_embed': ((1, 225, 192), (1, 28, 32, 192))}
+    same = sources.build(type='CondTokViT', arch='tiny', img_size=(224, 256))
+    converted, report = convert_checkpoint(source, same)
+    assert report.share == 1
+    expected = source['pos_embed'][:, 1:].unflatten(1, (14, 16))
+    assert torch.equal(converted['pos_embed'], expected)
+
+
+def test_square_grid_into_as_many_patches_in_a_row(vit):
+    backbone = sources.build(type='CondTokViT', arch='tiny', img_size=(112, 448))
+    converted, _ = convert_checkpoint(vit, backbone)
+    expected = bicubic(vit['pos_embed'][0, 1:].unflatten(0, (14, 14)), (7, 28))
+    assert np.abs(converted['pos_embed'][0].numpy() - expected).max() < 1e-5

@@ -148,7 +148,7 @@ def test_a_file_that_does_not_fit_stops_with_the_counts(damage, file, tmp_path):
         with pytest.raises(ValueError, match=words):
             load()
     assert_same(backbone, before)
-    lenient = sources.build(**SWIN, min_matched=0.3)
+    lenient = sources.build(**SWIN, min_matched=0)
     lenient.load_state_dict(damage(content), strict=False)
     expected, _ = convert_checkpoint(content, backbone)
     for key in report.matched:
@@ -214,3 +214,82 @@ def test_calibrated_conditioner_comes_along():
 def test_min_matched_is_checked(value):
     with pytest.raises(ValueError, match=r'min_matched must lie in \[0, 1\]'):
         sources.build(**SWIN, min_matched=value)
+
+
+def damaged(**changes):
+    """A ViT's file with some keys replaced, or removed where None is given."""
+    file = timm.create_model('vit_tiny_patch16_224').state_dict() | changes
+    return {key: value for key, value in file.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ('changes', 'words'),
+    [
+        ({'patch_embed.proj.weight': None}, r'patch_embed.projection.weight cannot be'),
+        ({'pos_embed': torch.zeros(1, 198, 192)}, r'pos_embed cannot be done without'),
+        (
+            {'blocks.0.attn.q_norm.weight': torch.ones(64)},
+            r'q_norm.weight have no place',
+        ),
+    ],
+)
+def test_a_high_share_is_not_enough(changes, words):
+    backbone = sources.build(type='CondTokViT', arch='tiny')
+    with pytest.raises(ValueError, match=words):
+        backbone.load_state_dict(damaged(**changes), strict=False)
+    backbone = sources.build(type='CondTokViT', arch='tiny', min_matched=0)
+    backbone.load_state_dict(damaged(**changes), strict=False)
+
+
+def test_version_2_of_swin_is_no_swin():
+    file = timm.create_model('swinv2_tiny_window8_256').state_dict()
+    stock = dict(type='mmpretrain.SwinTransformerV2', arch='tiny', window_size=8)
+    backbone = sources.build(type='CondTok', backbone=stock)
+    with pytest.raises(ValueError, match=r'only \d+ of'):
+        backbone.load_state_dict(file, strict=False)
+
+
+def test_biases_of_layers_without_become_zero(tmp_path):
+    source = timm.create_model('vit_tiny_patch16_224', qkv_bias=False)
+    torch.save(source.state_dict(), tmp_path / 'vit.pth')
+    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'vit.pth'))
+    backbone = sources.build(type='CondTokViT', arch='tiny', init_cfg=init_cfg)
+    backbone.init_weights()
+    assert all(not layer.attn.qkv.bias.any() for layer in backbone.layers)
+    backbone.init_weights()
+    assert backbone.is_init
+
+
+def test_shared_positions_of_beit_load_as_in_the_stock_class():
+    arch = dict(embed_dims=48, num_layers=2, num_heads=2, feedforward_channels=96)
+    cfg = dict(
+        type='mmpretrain.BEiTViT',
+        arch=arch,
+        use_rel_pos_bias=False,
+        use_shared_rel_pos_bias=True,
+    )
+    source, stock = randomise(sources.build(**cfg)), sources.build(**cfg)
+    stock.load_state_dict(source.state_dict())
+    backbone = sources.build(type='CondTok', backbone=cfg)
+    backbone.load_state_dict(source.state_dict())
+    assert_same(backbone, stock.state_dict())
+
+
+def test_the_teacher_is_taken_and_the_student_is_named(weights):
+    both = {f'student.{key}': value * 0 for key, value in weights.items()}
+    both |= {f'teacher.{key}': value for key, value in weights.items()}
+    backbone = sources.build(**SWIN)
+    converted, report = convert_checkpoint(both, backbone)
+    assert report.found_under == 'teacher'
+    assert "'student.'" in report.notes[0]
+    assert torch.equal(converted['norm3.bias'], weights['norm3.bias'])
+
+
+def test_wrappers_that_hold_nothing_or_themselves(weights):
+    content = dict(state_dict_ema={}, state_dict=weights)
+    _, report = convert_checkpoint(content, sources.build(**SWIN))
+    assert report.share == 1
+    content = {}
+    content['model'] = content
+    with pytest.raises(ValueError, match='holds no weights'):
+        convert_checkpoint(content, sources.build(**SWIN))

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 from collections import OrderedDict
@@ -86,8 +87,8 @@ def test_other_classes_are_refused_by_name(needs, name, tmp_path):
     ) as error:
         read_checkpoint(tmp_path / 'a.pth')
     assert f'needs {name};' in str(error.value)
-    command = str(error.value).split('python -c ')[1].strip('"')
-    subprocess.run([sys.executable, '-c', command], cwd=tmp_path, check=True)
+    command = shlex.split(str(error.value).split('secrets: ')[1])
+    subprocess.run([sys.executable, *command[1:]], cwd=tmp_path, check=True)
     assert read_checkpoint(tmp_path / 'a.weights.pth')['model']['a'] == 1
 
 
@@ -99,6 +100,42 @@ def test_getattr_of_a_pickle_reaches_nothing_else(tmp_path):
     torch.save(dict(a=Reach()), tmp_path / 'a.pth')
     with pytest.raises(ValueError, match='getattr'):
         read_checkpoint(tmp_path / 'a.pth')
+
+
+class Call:
+    """Has a pickle call a function with arguments."""
+
+    def __init__(self, function, *args):
+        self.call = function, args
+
+    def __reduce__(self):
+        return self.call
+
+
+def test_numpy_makes_no_objects_out_of_bytes(tmp_path):
+    """Called by a pickle, numpy.ndarray would take these bytes for a pointer."""
+    pointer = np.array([0x4141414141414141], dtype='i8')
+    objects = Call(np.ndarray, (1,), 'O', pointer)
+    for name, content in dict(
+        pointer=Call(np.ndarray, objects),
+        array=np.array([object], dtype=object),
+        record=np.zeros(2, dtype='i4,f8'),
+        text=np.array(['a']),
+        dtype=Call(np.dtype, 'O'),
+    ).items():
+        torch.save(dict(a=content), tmp_path / f'{name}.pth')
+        with pytest.raises(ValueError, match='is refused'):
+            read_checkpoint(tmp_path / f'{name}.pth')
+
+
+def test_names_of_files_are_quoted(tmp_path):
+    name = 'a$(touch ran)".pth'
+    torch.save(dict(state_dict=dict(a=torch.ones(1)), b=slice(1)), tmp_path / name)
+    with pytest.raises(ValueError, match='is refused') as error:
+        read_checkpoint(tmp_path / name)
+    command = str(error.value).split('secrets: ')[1]
+    subprocess.run(['bash', '-c', f'cd {tmp_path}; {command}'], check=True)
+    assert not (tmp_path / 'ran').exists()
 
 
 def test_what_mmengines_training_checkpoints_hold(tmp_path):
@@ -118,6 +155,10 @@ def test_what_mmengines_training_checkpoints_hold(tmp_path):
     assert buffer.mean(5) == 1.0
     assert buffer.statistics('max', 5) == 2.0
     assert read['meta'] == dict(epoch=2, seed=7)
+    torch.save(read, tmp_path / 'again.pth')
+    code = f'import torch; print(torch.load({str(tmp_path / "again.pth")!r}, '
+    code += 'weights_only=False)["arrays"][1].dtype)'
+    assert subprocess.check_output([sys.executable, '-c', code], text=True) == 'int8\n'
     pairs = zip(content['arrays'], read['arrays'], strict=True)
     assert all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in pairs)
 

@@ -39,7 +39,8 @@ def _reorder(value: Tensor) -> Tensor:
 
 SWIN = Layout(
     'original or timm Swin',
-    pattern=r'layers\.\d+\.blocks\.\d+\.',
+    # Version 2 has no such table.
+    pattern=r'layers\.\d+\.blocks\.\d+\.attn\.relative_position_bias_table$',
     rules=(
         (r'^patch_embed\.proj\.', 'patch_embed.projection.'),
         (r'^layers\.', 'stages.'),

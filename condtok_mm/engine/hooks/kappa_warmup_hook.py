@@ -139,7 +139,7 @@ class KappaWarmupHook(Hook):
             runner (Runner): The runner.
             checkpoint (dict): What is loaded.
         """
-        strength = checkpoint.get('meta', {}).get(META_KEY, 1.0)
+        strength = (checkpoint.get('meta') or {}).get(META_KEY, 1.0)
         conditioners = _find_conditioners(runner)
         for conditioner in conditioners:
             conditioner.strength = strength
