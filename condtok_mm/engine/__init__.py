@@ -1,6 +1,10 @@
 """Hooks and optimizer constructors."""
 
-from .hooks import KappaWarmupHook
+from .hooks import ConditionNumberHook, KappaWarmupHook
 from .optimizers import LayerDecayOptimWrapperConstructor
 
-__all__ = ['KappaWarmupHook', 'LayerDecayOptimWrapperConstructor']
+__all__ = [
+    'ConditionNumberHook',
+    'KappaWarmupHook',
+    'LayerDecayOptimWrapperConstructor',
+]

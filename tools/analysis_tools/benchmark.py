@@ -16,6 +16,7 @@ from rich.table import Table
 
 import condtok_mm
 from condtok_mm.analysis import benchmark
+from condtok_mm.analysis.markdown import markdown_table
 from condtok_mm.conditioning import TokenConditioner
 from condtok_mm.engine.checked import load_config, make_run_folder
 
@@ -89,7 +90,9 @@ def main() -> None:
     result, tables, plot = measure(args, configs, setting)
     report = dict(machine=machine(args.device), setting=asdict(setting), **result)
     (out_dir / 'benchmark.json').write_text(json.dumps(report, indent=2))
-    (out_dir / 'benchmark.md').write_text('\n\n'.join(map(markdown, tables)) + '\n')
+    (out_dir / 'benchmark.md').write_text(
+        '\n\n'.join(map(markdown_table, tables)) + '\n'
+    )
     plot(out_dir / 'benchmark.png')
     console = Console()
     for table in tables:
@@ -290,14 +293,6 @@ def plot_scaling(points: dict, path: Path) -> None:
         axes.set(xlabel=variable, ylabel='ms', ylim=(0, None))
         axes.legend()
     figure.savefig(path, dpi=120)
-
-
-def markdown(table: Table) -> str:
-    columns = [str(column.header) for column in table.columns]
-    cells = [list(column.cells) for column in table.columns]
-    lines = [columns, ['---'] * len(columns), *zip(*cells, strict=True)]
-    body = '\n'.join(f'| {" | ".join(line)} |' for line in lines)
-    return f'{table.title}\n\n{body}\n\n{table.caption}'
 
 
 if __name__ == '__main__':

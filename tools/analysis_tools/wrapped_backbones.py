@@ -18,6 +18,7 @@ from rich.table import Table
 
 from condtok_mm.analysis import WrappedReport, measure_wrapped
 from condtok_mm.analysis.images import find_images
+from condtok_mm.analysis.markdown import markdown_rows
 from condtok_mm.analysis.wrapped_backbones import WRAPPED, load_square
 from condtok_mm.engine.checked import make_run_folder
 
@@ -72,7 +73,7 @@ def main() -> None:
     pages = []
     for place, path in enumerate(paths):
         rows = [make_row(report) for report in reports[place :: len(paths)]]
-        pages.append(f'{path.name}\n\n{make_markdown(rows)}')
+        pages.append(f'{path.name}\n\n{markdown_rows(COLUMNS, rows)}')
         Console().print(make_table(rows, path.name))
     (out_dir / 'wrapped_backbones.md').write_text('\n'.join(pages))
     print(f'written: {out_dir}/wrapped_backbones.json, {out_dir}/wrapped_backbones.md')
@@ -90,11 +91,6 @@ def make_row(report: WrappedReport) -> list[str]:
         f'{report.kappa_exact:.3f}',
         f'{report.kappa_floor:.2f}',
     ]
-
-
-def make_markdown(rows: Sequence[Sequence[str]]) -> str:
-    lines = [COLUMNS, ['---'] * len(COLUMNS), *rows]
-    return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
 
 
 def make_table(rows: Sequence[Sequence[str]], title: str) -> Table:

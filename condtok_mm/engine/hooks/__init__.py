@@ -1,5 +1,6 @@
 """Hooks of the training loop."""
 
+from .condition_number_hook import ConditionNumberHook
 from .kappa_warmup_hook import KappaWarmupHook
 
-__all__ = ['KappaWarmupHook']
+__all__ = ['ConditionNumberHook', 'KappaWarmupHook']
