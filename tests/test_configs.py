@@ -109,10 +109,11 @@ def test_every_baseline_has_a_conditioned_config():
             ), path
 
 
-@pytest.mark.parametrize('backbone', ['swin-t', 'vit-b', 'xcit-s12', 'xcit-m24'])
-def test_exact_variants_exist(backbone):
-    exact = [path.name for path in CONDITIONED if '-condtok-exact' in path.name]
-    assert any(backbone in name for name in exact)
+def test_every_main_config_has_the_papers_exact_correction_beside_it():
+    for path in CONDITIONED:
+        if path.parent.name != 'demo' and '-exact' not in path.name:
+            name = path.name.replace('-condtok_', '-condtok-exact_')
+            assert path.with_name(name).is_file(), path
 
 
 @pytest.mark.parametrize('path', ALL, ids=IDS)
