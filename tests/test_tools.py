@@ -332,7 +332,8 @@ def test_convert_checkpoint(trained):
         'model.backbone.init_cfg.checkpoint=converted/swin.pth',
     ]
     printed = run(trained, 'train.py', CONFIG, '--work-dir', 'tuned', *SHORT, *options)
-    assert f'{len(state)} of {len(state)}' in printed
+    learnt = [key for key in state if not key.endswith('relative_position_index')]
+    assert f'{len(learnt)} of {len(learnt)}' in printed
     printed = run(trained, *args[:-1], 'b.pth', '--prefix', 'neck', expected=1)
     assert 'cannot be converted: the checkpoint has no keys with the prefix' in printed
 
