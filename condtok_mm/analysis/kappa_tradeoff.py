@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from ..conditioning import TokenConditioner
 from ..conditioning.attach import conditioned_layer
-from ..conditioning.spectrum import default_rtol, numerical_rank, singular_values
+from ..conditioning.spectrum import default_rtol, singular_values
+from .token_conditioning import compare_spectra
 
 JPEG_QUALITY = 90
 RESIZE = 0.95
@@ -174,21 +175,15 @@ def measure_setting(
     rtol = default_rtol(before.dtype)
     if conditioner is not None and conditioner.rtol is not None:
         rtol = conditioner.rtol
-    values_before, values = (
-        singular_values(matrix[None], rtol=rtol)[0] for matrix in (before, after)
-    )
-    rank = numerical_rank(values_before[None], rtol).item()
-    if rank == 0:
-        raise ValueError('the image holds nothing but padding, inf or nan.')
-    floor = conditioner.floor if conditioner else 0
-    above = int((values_before >= floor * values_before[0])[:rank].sum())
+    values = (singular_values(matrix[None], rtol=rtol) for matrix in (before, after))
+    change = compare_spectra(*values, conditioner.floor if conditioner else 0, rtol)
     return Tradeoff(
         kappa=conditioner.kappa if conditioner else None,
         floor=conditioner.floor if conditioner else None,
-        directions=above,
-        kappa_above_floor=(values[0] / values[above - 1]).item(),
-        kappa_reached=(values[0] / values[rank - 1]).item(),
-        growth=(values.norm() / values_before.norm()).item(),
+        directions=change.directions,
+        kappa_above_floor=change.kappa_above_floor,
+        kappa_reached=change.kappa_after,
+        growth=change.growth,
         sensitivity={
             name: ((disturbed - after).norm() / after.norm()).item()
             for name, disturbed in rows.items()

@@ -8,7 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from ..conditioning.attach import conditioned_layer
-from ..conditioning.spectrum import default_rtol, numerical_rank, singular_values
+from ..conditioning.spectrum import (
+    condition_over,
+    default_rtol,
+    numerical_rank,
+    singular_values,
+)
 
 
 @dataclass
@@ -61,23 +66,75 @@ def measure_tokens(backbone: nn.Module, image: Tensor, name: str = '') -> TokenR
     before, valid = forward.tokens(image, forward.embed(image))
     after = conditioner(before, valid)
     rtol = default_rtol(before.dtype) if conditioner.rtol is None else conditioner.rtol
-    values_before = singular_values(before, valid, rtol)[0]
-    values_after = singular_values(after, valid, rtol)[0]
-    rank = numerical_rank(values_before[None], rtol).item()
-    if rank == 0:
-        raise ValueError(f'{name}: the image holds nothing but padding, inf or nan.')
-    above = int((values_before >= conditioner.floor * values_before[0])[:rank].sum())
+    values_before = singular_values(before, valid, rtol)
+    values_after = singular_values(after, valid, rtol)
+    try:
+        change = compare_spectra(values_before, values_after, conditioner.floor, rtol)
+    except ValueError as error:
+        raise ValueError(f'{name}: {error}') from None
     return TokenReport(
         name=name,
         num_tokens=before.shape[1] if valid is None else int(valid.sum()),
         channels=before.shape[2],
-        rank=rank,
-        kappa_before=(values_before[0] / values_before[rank - 1]).item(),
-        kappa_after=(values_after[0] / values_after[rank - 1]).item(),
-        kappa_above_floor=(values_after[0] / values_after[above - 1]).item(),
-        growth=(values_after.norm() / values_before.norm()).item(),
-        values_before=values_before.tolist(),
-        values_after=values_after.tolist(),
+        rank=change.rank,
+        kappa_before=change.kappa_before,
+        kappa_after=change.kappa_after,
+        kappa_above_floor=change.kappa_above_floor,
+        growth=change.growth,
+        values_before=values_before[0].tolist(),
+        values_after=values_after[0].tolist(),
+    )
+
+
+@dataclass
+class SpectralChange:
+    """What a correction makes of the singular values of one token matrix.
+
+    Attributes:
+        rank (int): Numerical rank r of X.
+        directions (int): Directions of X of at least floor * s_1, within its rank.
+        kappa_before (float): s_1 / s_r of X (dimensionless).
+        kappa_after (float): The same of X + C, with the r of X (dimensionless).
+        kappa_above_floor (float): The same over ``directions`` (dimensionless).
+        growth (float): Frobenius norm of X + C over that of X (dimensionless).
+    """
+
+    rank: int
+    directions: int
+    kappa_before: float
+    kappa_after: float
+    kappa_above_floor: float
+    growth: float
+
+
+def compare_spectra(
+    before: Tensor, after: Tensor, floor: float, rtol: float
+) -> SpectralChange:
+    """Compare the singular values of X and X + C.
+
+    Args:
+        before (Tensor): Those of X, descending. Has shape (1, K).
+        after (Tensor): Those of X + C, descending. Has shape (1, K).
+        floor (float): Noise floor, a fraction of s_1 (dimensionless).
+        rtol (float): Numerical range as a fraction of s_1 (dimensionless).
+
+    Returns:
+        SpectralChange: The comparison.
+
+    Raises:
+        ValueError: If X has rank 0.
+    """
+    rank = numerical_rank(before, rtol)
+    if rank.item() == 0:
+        raise ValueError('the image holds nothing but padding, inf or nan.')
+    directions = torch.minimum((before >= floor * before[:, :1]).sum(-1), rank)
+    return SpectralChange(
+        rank=rank.item(),
+        directions=directions.item(),
+        kappa_before=condition_over(before, rank).item(),
+        kappa_after=condition_over(after, rank).item(),
+        kappa_above_floor=condition_over(after, directions).item(),
+        growth=(after.norm() / before.norm()).item(),
     )
 
 

@@ -122,9 +122,23 @@ def condition_number(
     values = singular_values(tokens, valid, rtol)
     rank = numerical_rank(values, _range(tokens.dtype, rtol))
     top = values[:, 0]
-    smallest = values.gather(1, (rank - 1).clamp_min(0).unsqueeze(1)).squeeze(1)
-    kappa = torch.where(rank > 0, top / smallest, torch.where(top.isnan(), top, 1))
+    ratio = condition_over(values, rank.clamp_min(1))
+    kappa = torch.where(rank > 0, ratio, torch.where(top.isnan(), top, 1))
     return kappa.to(torch.promote_types(tokens.dtype, torch.float32)), rank
+
+
+def condition_over(values: Tensor, count: Tensor) -> Tensor:
+    """Condition number over the first directions.
+
+    Args:
+        values (Tensor): Singular values, descending. Has shape (B, K).
+        count (Tensor): Number n of directions of each matrix, at least 1. Has shape
+            (B,).
+
+    Returns:
+        Tensor: s_1 / s_n (B,), dimensionless.
+    """
+    return values[:, 0] / values.gather(1, count[:, None] - 1)[:, 0]
 
 
 def numerical_rank(values: Tensor, rtol: float) -> Tensor:

@@ -1,8 +1,7 @@
 """Log the conditioning of the tokens while a model trains."""
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from mmengine.hooks import Hook
@@ -10,12 +9,17 @@ from mmengine.hooks.hook import DATA_BATCH
 from mmengine.logging import print_log
 from mmengine.runner import Runner
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...conditioning import TokenConditioner
 from ...conditioning.attach import ConditionedForward, conditioned_layer
-from ...conditioning.spectrum import default_rtol, numerical_rank, singular_values
+from ...conditioning.spectrum import (
+    condition_over,
+    default_rtol,
+    numerical_rank,
+    singular_values,
+)
 from ...models.backbones.any import find_embedding
+from ...models.backbones.layers import statistics_kept
 from ...registry import register
 
 
@@ -190,7 +194,7 @@ class _Probe:
             return
         images = args[0]
         cuda = [images.device] if images.is_cuda else []
-        with torch.random.fork_rng(cuda), _statistics_kept(layer):
+        with torch.random.fork_rng(cuda), statistics_kept(layer):
             output = self.forward.embed(*args, **kwargs)
         tokens, valid = self.forward.tokens(images, output)
         attached = layer.forward is self.forward
@@ -207,7 +211,7 @@ class _Probe:
         if not held.any():
             return
         before, rank = before[held], rank[held]
-        kappa = _kappa(before, rank)
+        kappa = condition_over(before, rank)
         self.scalars = dict(
             token_kappa=kappa.mean().item(),
             token_kappa_max=kappa.max().item(),
@@ -218,30 +222,6 @@ class _Probe:
         after = singular_values(conditioned, valid, rtol)[held]
         growth = after.norm(dim=1) / before.norm(dim=1)
         self.scalars.update(
-            token_kappa_conditioned=_kappa(after, rank).mean().item(),
+            token_kappa_conditioned=condition_over(after, rank).mean().item(),
             token_norm_growth=growth.mean().item(),
         )
-
-
-def _kappa(values: Tensor, rank: Tensor) -> Tensor:
-    """s_1 / s_r (B,) of singular values (B, K) for ranks (B,)."""
-    return values[:, 0] / values.gather(1, rank[:, None] - 1)[:, 0]
-
-
-@contextmanager
-def _statistics_kept(layer: nn.Module) -> Iterator[None]:
-    """Let batch norms in training use the statistics of a batch, and keep none."""
-    norms = [
-        module
-        for module in layer.modules()
-        if isinstance(module, _BatchNorm)
-        and module.training
-        and module.track_running_stats
-    ]
-    for norm in norms:
-        norm.track_running_stats = False
-    try:
-        yield
-    finally:
-        for norm in norms:
-            norm.track_running_stats = True

@@ -1,9 +1,13 @@
-"""Layers of mmcv, the same but lighter, that our transformers share."""
+"""What our transformers share: layers of mmcv, the same but lighter, and their like."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from mmcv.cnn.bricks import DropPath
 from mmcv.cnn.bricks.transformer import FFN
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from .cpu_kernels import FeedForward, usable
 
@@ -71,3 +75,57 @@ class ScaledDropPath(DropPath):
         keep = 1 - self.drop_prob
         shape = (x.shape[0],) + (1,) * (x.dim() - 1)
         return x * ((keep + x.new_empty(shape).uniform_()).floor() / keep)
+
+
+@contextmanager
+def statistics_kept(module: nn.Module) -> Iterator[None]:
+    """Let batch norms in training use the statistics of a batch, and keep none of it.
+
+    Args:
+        module (nn.Module): What holds the norms.
+    """
+    norms = [
+        norm
+        for norm in module.modules()
+        if isinstance(norm, _BatchNorm) and norm.track_running_stats
+    ]
+    # Switching the tracking off would save other tensors for the backward pass.
+    kept = [(norm.momentum, norm.num_batches_tracked.clone()) for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, (momentum, count) in zip(norms, kept, strict=True):
+            norm.momentum = momentum
+            norm.num_batches_tracked.copy_(count)
+
+
+def depth_of(
+    param_name: str,
+    prefix: str,
+    embeddings: tuple[str, ...],
+    blocks: str,
+    num_blocks: int,
+) -> tuple[int, int]:
+    """Depth of a parameter in a backbone of one list of blocks.
+
+    Args:
+        param_name (str): Name of the parameter.
+        prefix (str): What the names of the backbone's parameters begin with.
+        embeddings (tuple[str, ...]): Beginnings of names at depth 0.
+        blocks (str): Beginning of the names in the blocks, before their index.
+        num_blocks (int): Number of blocks, L.
+
+    Returns:
+        tuple[int, int]: The depth, and the number of depths L + 2; all other names
+        have the last one.
+    """
+    num_depths = num_blocks + 2
+    name = param_name.removeprefix(prefix)
+    if param_name.startswith(prefix):
+        if name.startswith(embeddings):
+            return 0, num_depths
+        if name.startswith(blocks):
+            return int(name.removeprefix(blocks).split('.')[0]) + 1, num_depths
+    return num_depths - 1, num_depths

@@ -18,7 +18,7 @@ from ...conditioning import TokenConditioner
 from ...registry import register
 from .cpu_kernels import GridAttention, usable
 from .install import install_conditioner
-from .layers import ChunkedFFN, ScaledDropPath
+from .layers import ChunkedFFN, ScaledDropPath, depth_of
 from .positions import relative_positions
 from .windows import from_windows, to_windows, window_plan
 
@@ -381,14 +381,8 @@ class CondTokViT(BaseModule):
             tuple[int, int]: The depth, 0 for the embeddings, and the number of depths;
             what is outside the backbone has the last one.
         """
-        num_depths = self.num_layers + 2
-        name = param_name.removeprefix(prefix)
-        if param_name.startswith(prefix):
-            if name.startswith(('patch_embed.', 'pos_embed')):
-                return 0, num_depths
-            if name.startswith('layers.'):
-                return int(name.split('.')[1]) + 1, num_depths
-        return num_depths - 1, num_depths
+        embeddings = ('patch_embed.', 'pos_embed')
+        return depth_of(param_name, prefix, embeddings, 'layers.', self.num_layers)
 
 
 def arch_settings(arch: str | dict) -> dict:

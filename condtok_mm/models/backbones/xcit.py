@@ -1,7 +1,7 @@
 """mmpretrain's XCiT as a detector's backbone, with conditioned tokens."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
 
@@ -9,13 +9,13 @@ from mmcv.cnn import build_norm_layer
 from mmengine.model import ModuleList
 from mmpretrain.models.backbones.xcit import XCiT
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from ...checkpoints import MIN_MATCHED, install_checkpoint_reader
 from ...conditioning import TokenConditioner
 from ...registry import register
 from .install import install_conditioner
+from .layers import depth_of, statistics_kept
 
 ARCHS = {
     'tiny-12': dict(embed_dims=192, depth=12, num_heads=4, layer_scale_init_value=1.0),
@@ -130,14 +130,9 @@ class CondTokXCiT(XCiT):
             the levels, the class attention, which is not trained, and what is outside
             the backbone have the last one.
         """
-        num_depths = len(self.xca_layers) + 2
-        name = param_name.removeprefix(prefix)
-        if param_name.startswith(prefix):
-            if name.startswith(('patch_embed.', 'pos_embed.', 'cls_token')):
-                return 0, num_depths
-            if name.startswith('xca_layers.'):
-                return int(name.split('.')[1]) + 1, num_depths
-        return num_depths - 1, num_depths
+        embeddings = ('patch_embed.', 'pos_embed.', 'cls_token')
+        blocks = len(self.xca_layers)
+        return depth_of(param_name, prefix, embeddings, 'xca_layers.', blocks)
 
     def _freeze_stages(self) -> None:
         """Freeze the first stages, and what no level comes from."""
@@ -210,19 +205,4 @@ def _out_indices(indices: Sequence[int] | None, depth: int) -> tuple[int, ...]:
 
 def _contexts(block: nn.Module) -> tuple[AbstractContextManager, ...]:
     """Contexts to compute a block in, first and again in the backward pass."""
-    return nullcontext(), _statistics_kept(block)
-
-
-@contextmanager
-def _statistics_kept(block: nn.Module) -> Iterator[None]:
-    """Let batch norms use the statistics of the batch without learning them again."""
-    norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
-    kept = [(norm.momentum, norm.num_batches_tracked.clone()) for norm in norms]
-    for norm in norms:
-        norm.momentum = 0.0
-    try:
-        yield
-    finally:
-        for norm, (momentum, count) in zip(norms, kept, strict=True):
-            norm.momentum = momentum
-            norm.num_batches_tracked.copy_(count)
+    return nullcontext(), statistics_kept(block)
