@@ -1,8 +1,9 @@
 """What ConditionNumberHook has logged, read and drawn."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
+
+from .scalars import NotALogError, read_records
 
 KAPPAS = ('token_kappa', 'token_kappa_conditioned')
 PANELS = {
@@ -100,18 +101,14 @@ def _find_logs(run: Path) -> list[Path]:
 def _read_log(log: Path) -> dict[int, dict]:
     """Training lines of a log by iteration, without the prefix of a hierarchy."""
     lines = {}
-    texts = log.read_bytes().splitlines()
-    for number, text in enumerate(texts, start=1):
-        try:
-            line = {k.removeprefix('train/'): v for k, v in json.loads(text).items()}
-        except (ValueError, AttributeError):
-            # A run that is killed can leave half a line at the end.
-            if number == len(texts):
-                break
-            raise ValueError(
-                f'line {number} of {log} is not one of a training log; give a work dir '
-                'or a scalars.json.'
-            ) from None
-        if 'iter' in line and 'loss' in line:
-            lines[line['iter']] = line
+    try:
+        for record in read_records(log):
+            line = {k.removeprefix('train/'): v for k, v in record.items()}
+            if 'iter' in line and 'loss' in line:
+                lines[line['iter']] = line
+    except NotALogError as error:
+        raise ValueError(
+            f'line {error.number} of {log} is not one of a training log; give a work '
+            'dir or a scalars.json.'
+        ) from None
     return lines

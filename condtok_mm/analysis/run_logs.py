@@ -1,11 +1,13 @@
 """What a training run left in its work directory, through all its interruptions."""
 
-import json
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from mmengine.config import Config
+
+from .scalars import read_records
 
 APS = {
     f'coco/{key}_mAP{suffix}': f'{kind} AP{short}'
@@ -91,16 +93,9 @@ def read_run(folder: str | Path) -> RunLog:
     )
 
 
-def _records(folder: Path):
+def _records(folder: Path) -> Iterator[dict]:
     for path in sorted(folder.glob('[0-9]*_[0-9]*/vis_data/scalars.json')):
-        lines = path.read_text().splitlines()
-        for number, line in enumerate(lines, start=1):
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
-                # A run that is killed can leave half a line at the end.
-                if number < len(lines):
-                    raise ValueError(f'{path}, line {number}: {error}') from error
+        yield from read_records(path)
 
 
 def _average_precisions(record: dict) -> dict[str, float]:

@@ -1,15 +1,65 @@
 """Reading what the command line of a tool names, with errors of one sentence."""
 
+import argparse
 import sys
 import time
 from pathlib import Path
 
 import torch
 from mmdet.apis import init_detector
-from mmengine.config import Config
+from mmengine.config import Config, DictAction
 from torch import nn
 
+from ..analysis.images import find_images
 from ..checkpoints import use_safe_reader
+from ..conditioning.attach import conditioned_layer
+
+
+def measuring_parser(description: str, name: str) -> argparse.ArgumentParser:
+    """Make a parser for a tool that measures a detector on images.
+
+    Args:
+        description (str): What the tool does.
+        name (str): Folder in ``work_dirs`` that it writes to.
+
+    Returns:
+        argparse.ArgumentParser: The parser. More can be added to it.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('config', help='config with a conditioned backbone')
+    parser.add_argument('checkpoint', nargs='?', help='weights; random without')
+    parser.add_argument(
+        '--images', nargs='+', help='images or folders; the test set without'
+    )
+    parser.add_argument('--max-images', type=int, default=8)
+    parser.add_argument('--out-dir', default=f'work_dirs/{name}')
+    parser.add_argument('--device', default='cpu')
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction)
+    return parser
+
+
+def select_images(args: argparse.Namespace, cfg: Config) -> list[Path]:
+    """Find the images that a tool measures.
+
+    Args:
+        args (argparse.Namespace): Of a :func:`measuring_parser`.
+        cfg (Config): Config of the detector.
+
+    Returns:
+        list[Path]: At most ``args.max_images`` files; it says so if there are more.
+
+    Raises:
+        SystemExit: If there is none.
+    """
+    try:
+        paths = find_images(args.images, cfg)
+    except FileNotFoundError as error:
+        sys.exit(str(error))
+    if len(paths) > args.max_images:
+        print(f'measuring the first {args.max_images} of {len(paths)} images')
+    return paths[: args.max_images]
 
 
 def load_config(path: str, options: dict | None) -> Config:
@@ -61,6 +111,27 @@ def load_detector(cfg: Config, checkpoint: str | None, device: str) -> nn.Module
     except Exception as error:
         what = f'checkpoint {checkpoint}' if checkpoint else 'the model of the config'
         sys.exit(f'{what} cannot be used on {device}: {_sentence(error)}')
+
+
+def load_conditioned(args: argparse.Namespace, cfg: Config) -> nn.Module:
+    """Load a detector whose backbone has a conditioner.
+
+    Args:
+        args (argparse.Namespace): Of a :func:`measuring_parser`.
+        cfg (Config): Its config.
+
+    Returns:
+        nn.Module: The detector, in evaluation mode.
+
+    Raises:
+        SystemExit: As :func:`load_detector`, and if there is no conditioner.
+    """
+    detector = load_detector(cfg, args.checkpoint, args.device)
+    try:
+        conditioned_layer(detector.backbone)
+    except ValueError as error:
+        sys.exit(f'{args.config}: {error} Use one of the condtok configs.')
+    return detector
 
 
 def make_run_folder(out_dir: str) -> Path:

@@ -17,7 +17,7 @@ import cv2
 import torch
 from mmcv.transforms import Compose
 from mmdet.utils import register_all_modules
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from rich import box
 from rich.console import Console
 from rich.progress import Progress
@@ -35,8 +35,14 @@ from condtok_mm.analysis.attention_conditioning import (
     summarise_layers,
 )
 from condtok_mm.analysis.attention_reading import attention_layers, read_attention
-from condtok_mm.analysis.images import find_images, image_pipeline, load_image
-from condtok_mm.engine.checked import load_config, load_detector, make_run_folder
+from condtok_mm.analysis.images import image_pipeline, load_image
+from condtok_mm.engine.checked import (
+    load_config,
+    load_detector,
+    make_run_folder,
+    measuring_parser,
+    select_images,
+)
 
 FORMATS = dict(mean='.2g', geometric='.2g', rank='.1f')
 BOUNDS = dict(
@@ -89,28 +95,19 @@ class Subject:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('config', help='config with a conditioned backbone')
-    parser.add_argument('checkpoint', nargs='?', help='weights; random without')
-    parser.add_argument(
-        '--images', nargs='+', help='images or folders; the test set without'
-    )
+    parser = measuring_parser(__doc__, 'attention_conditioning')
     parser.add_argument(
         '--against',
         nargs=2,
         metavar=('CONFIG', 'CHECKPOINT'),
         help='the model to compare with; the same one, conditioner off, without',
     )
-    parser.add_argument('--max-images', type=int, default=8)
     parser.add_argument(
         '--max-windows',
         type=int,
         default=16,
         help='windows of a layer that are measured, evenly spaced (default 16)',
     )
-    parser.add_argument('--out-dir', default='work_dirs/attention_conditioning')
-    parser.add_argument('--device', default='cpu')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction)
     return parser.parse_args()
 
 
@@ -125,14 +122,9 @@ def main() -> None:
         if checkpoint and not Path(checkpoint).is_file():
             sys.exit(f'checkpoint {checkpoint} does not exist.')
     out_dir = make_run_folder(args.out_dir)
-    try:
-        paths = find_images(args.images, cfg)
-    except FileNotFoundError as error:
-        sys.exit(str(error))
-    if len(paths) > args.max_images:
-        print(f'measuring the first {args.max_images} of {len(paths)} images')
+    paths = select_images(args, cfg)
     subjects = find_subjects(args, cfg)
-    measure(subjects, paths[: args.max_images], args.max_windows)
+    measure(subjects, paths, args.max_windows)
     summaries = {name: subject.summary() for name, subject in subjects.items()}
     images = len(next(iter(subjects.values())).tokens)
     report = dict(images=images, max_windows=args.max_windows, models=summaries)

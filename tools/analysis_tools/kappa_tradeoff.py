@@ -15,13 +15,12 @@ from pathlib import Path
 import cv2
 import torch
 from mmdet.utils import register_all_modules
-from mmengine.config import DictAction
 from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from condtok_mm.analysis.images import find_images, image_pipeline
+from condtok_mm.analysis.images import image_pipeline
 from condtok_mm.analysis.kappa_tradeoff import (
     JPEG_QUALITY,
     RESIZE,
@@ -33,8 +32,13 @@ from condtok_mm.analysis.kappa_tradeoff import (
 )
 from condtok_mm.analysis.markdown import markdown_rows
 from condtok_mm.conditioning import TokenConditioner
-from condtok_mm.conditioning.attach import conditioned_layer
-from condtok_mm.engine.checked import load_config, load_detector, make_run_folder
+from condtok_mm.engine.checked import (
+    load_conditioned,
+    load_config,
+    make_run_folder,
+    measuring_parser,
+    select_images,
+)
 
 COLUMNS = (
     'kappa,\nfloor',
@@ -55,20 +59,9 @@ CAPTION = (
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('config', help='config with a conditioned backbone')
-    parser.add_argument('checkpoint', nargs='?', help='weights; random without')
-    parser.add_argument(
-        '--images', nargs='+', help='images or folders; the test set without'
-    )
+    parser = measuring_parser(__doc__, 'kappa_tradeoff')
     parser.add_argument('--kappa', type=float, nargs='+', default=[2, 5, 21])
     parser.add_argument('--floor', type=float, nargs='+', default=[0, 0.03, 0.1, 0.3])
-    parser.add_argument('--max-images', type=int, default=8)
-    parser.add_argument('--out-dir', default='work_dirs/kappa_tradeoff')
-    parser.add_argument('--device', default='cpu')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction)
     return parser.parse_args()
 
 
@@ -81,18 +74,11 @@ def main() -> None:
             TokenConditioner(kappa, floor=floor)
             for kappa, floor in product(args.kappa, args.floor)
         ]
-        paths = find_images(args.images, cfg)
-    except (FileNotFoundError, ValueError) as error:
-        sys.exit(str(error))
-    if len(paths) > args.max_images:
-        print(f'measuring the first {args.max_images} of {len(paths)} images')
-    paths = paths[: args.max_images]
-    torch.manual_seed(0)
-    model = load_detector(cfg, args.checkpoint, args.device)
-    try:
-        conditioned_layer(model.backbone)
     except ValueError as error:
-        sys.exit(f'{args.config}: {error} Use one of the condtok configs.')
+        sys.exit(str(error))
+    paths = select_images(args, cfg)
+    torch.manual_seed(0)
+    model = load_conditioned(args, cfg)
     out_dir = make_run_folder(args.out_dir)
     reports = measure(model, image_pipeline(cfg), paths, [None, *conditioners])
     if not reports:

@@ -1,59 +1,35 @@
 """Condition number of a model's embedded tokens, before and after the correction."""
 
-import argparse
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import cv2
 from mmdet.utils import register_all_modules
-from mmengine.config import DictAction
 from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from condtok_mm.analysis import measure_tokens, plot_tokens
-from condtok_mm.analysis.images import find_images, image_pipeline, load_image
-from condtok_mm.conditioning.attach import conditioned_layer
-from condtok_mm.engine.checked import load_config, load_detector, make_run_folder
-
-
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('config', help='config with a conditioned backbone')
-    parser.add_argument('checkpoint', nargs='?', help='weights; random without')
-    parser.add_argument(
-        '--images', nargs='+', help='images or folders; the test set without'
-    )
-    parser.add_argument('--max-images', type=int, default=8)
-    parser.add_argument('--out-dir', default='work_dirs/token_conditioning')
-    parser.add_argument('--device', default='cpu')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction)
-    return parser.parse_args()
+from condtok_mm.analysis.images import image_pipeline, load_image
+from condtok_mm.engine.checked import (
+    load_conditioned,
+    load_config,
+    make_run_folder,
+    measuring_parser,
+    select_images,
+)
 
 
 def main() -> None:
-    args = parse_args()
+    args = measuring_parser(__doc__, 'token_conditioning').parse_args()
     register_all_modules()
     cfg = load_config(args.config, args.cfg_options)
-    if args.checkpoint and not Path(args.checkpoint).is_file():
-        sys.exit(f'checkpoint {args.checkpoint} does not exist.')
+    paths = select_images(args, cfg)
+    model = load_conditioned(args, cfg)
     out_dir = make_run_folder(args.out_dir)
-    try:
-        paths = find_images(args.images, cfg)
-    except FileNotFoundError as error:
-        sys.exit(str(error))
-    if len(paths) > args.max_images:
-        print(f'measuring the first {args.max_images} of {len(paths)} images')
-    paths = paths[: args.max_images]
-    model = load_detector(cfg, args.checkpoint, args.device)
     pipeline = image_pipeline(cfg)
-    try:
-        conditioned_layer(model.backbone)
-    except ValueError as error:
-        sys.exit(f'{args.config}: {error} Use one of the condtok configs.')
     reports = []
     for path in track(paths, description='tokens'):
         try:
