@@ -134,7 +134,8 @@ def test_names_of_files_are_quoted(tmp_path):
     with pytest.raises(ValueError, match='is refused') as error:
         read_checkpoint(tmp_path / name)
     command = str(error.value).split('secrets: ')[1]
-    subprocess.run(['bash', '-c', f'cd {tmp_path}; {command}'], check=True)
+    command = shlex.quote(sys.executable) + command.removeprefix('python')
+    subprocess.run(['bash', '-c', command], cwd=tmp_path, check=True)
     assert not (tmp_path / 'ran').exists()
 
 
