@@ -7,10 +7,12 @@ Tokens*, arXiv 2505.12789. The noise floor is this project's addition.
 from .attach import attach_conditioner, detach_conditioner
 from .calibrate import calibrate_conditioner, fold_conditioner
 from .conditioner import TokenConditioner
+from .controls import ScaleControl
 from .padding import valid_tokens
 from .spectrum import condition_number
 
 __all__ = [
+    'ScaleControl',
     'TokenConditioner',
     'attach_conditioner',
     'calibrate_conditioner',

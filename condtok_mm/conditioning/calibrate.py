@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .attach import conditioned_layer, detach_conditioner
 from .conditioner import TokenConditioner
+from .controls import ScaleControl
 from .polar import GRAM_RTOL, gram_spectrum, spectrum_gains
 from .spectrum import default_rtol, largest_entry
 
@@ -86,8 +87,8 @@ def fold_conditioner(backbone: nn.Module) -> nn.Module:
         nn.Module: The backbone, without a conditioner.
 
     Raises:
-        ValueError: If the conditioner is not calibrated or rescales, or the embedding
-            is more than a convolution. The backbone is then as it was.
+        ValueError: If the conditioner is not calibrated, rescales or is a control, or
+            the embedding is more than a convolution. The backbone is then as it was.
     """
     layer = conditioned_layer(backbone)
     conditioner = layer.forward.conditioner
@@ -95,8 +96,9 @@ def fold_conditioner(backbone: nn.Module) -> nn.Module:
         raise ValueError(
             'the conditioner is not calibrated; calibrate it before folding.'
         )
-    if conditioner.rescale:
-        raise ValueError('rescale=True depends on each image and cannot be folded.')
+    if conditioner.rescale or isinstance(conditioner, ScaleControl):
+        kind = 'rescale=True' if conditioner.rescale else 'ScaleControl'
+        raise ValueError(f'{kind} depends on each image and cannot be folded.')
     convs = [module for module in layer.modules() if isinstance(module, nn.Conv2d)]
     numbers = sum(parameter.numel() for parameter in layer.parameters())
     if len(convs) != 1 or numbers != sum(p.numel() for p in convs[0].parameters()):

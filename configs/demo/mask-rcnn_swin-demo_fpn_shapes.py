@@ -1,19 +1,6 @@
 _base_ = [
-    '../_base_/models/mask-rcnn_demo.py',
+    '../_base_/models/mask-rcnn_swin-demo_fpn.py',
     '../_base_/datasets/shapes_instance.py',
     '../_base_/schedules/demo.py',
     '../_base_/demo_runtime.py',
 ]
-
-model = dict(
-    backbone=dict(
-        _delete_=True,
-        type='SwinTransformer',
-        embed_dims=32,
-        depths=(1, 1, 2, 1),
-        num_heads=(1, 2, 4, 8),
-        window_size=4,
-        drop_path_rate=0.0,
-    ),
-    neck=dict(in_channels=[32, 64, 128, 256]),
-)

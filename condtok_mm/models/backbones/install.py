@@ -8,8 +8,10 @@ from mmengine.config import Config
 from mmengine.logging import MessageHub, print_log
 from torch import nn
 
-from ...conditioning import TokenConditioner, attach_conditioner
+from ...conditioning import ScaleControl, TokenConditioner, attach_conditioner
 from ...datasets.checks import padding_conflicts
+
+TYPES = {kind.__name__: kind for kind in (TokenConditioner, ScaleControl)}
 
 
 def install_conditioner(
@@ -22,7 +24,8 @@ def install_conditioner(
     Args:
         backbone (nn.Module): The backbone. It is changed in place.
         conditioner (dict | TokenConditioner | None): Arguments of TokenConditioner,
-            one ready made, or None for stock tokens.
+            with ``type='ScaleControl'`` of that control, one ready made, or None for
+            stock tokens.
         embed (str): Dotted name of the embedding layer. Defaults to 'patch_embed'.
 
     Raises:
@@ -34,13 +37,7 @@ def install_conditioner(
         print_log(f'{name}: no conditioner, stock tokens.', logger='current')
         return
     if isinstance(conditioner, dict):
-        known = inspect.signature(TokenConditioner).parameters
-        if unknown := sorted(set(conditioner) - set(known)):
-            raise TypeError(
-                f'conditioner has no argument {", ".join(unknown)}; it takes '
-                f'{", ".join(known)}.'
-            )
-        conditioner = TokenConditioner(**conditioner)
+        conditioner = build_conditioner(**conditioner)
     elif not isinstance(conditioner, TokenConditioner):
         raise TypeError(
             'conditioner must be a dict of the arguments of TokenConditioner, a '
@@ -53,6 +50,34 @@ def install_conditioner(
         f'{name}: tokens conditioned behind {embed} ({conditioner.extra_repr()}).',
         logger='current',
     )
+
+
+def build_conditioner(type: str = 'TokenConditioner', **kwargs) -> TokenConditioner:
+    """Build a conditioner from its config.
+
+    Args:
+        type (str): 'TokenConditioner', or 'ScaleControl', which scales the tokens as
+            much and conditions nothing. Defaults to 'TokenConditioner'.
+        **kwargs: Arguments of TokenConditioner.
+
+    Returns:
+        TokenConditioner: The conditioner.
+
+    Raises:
+        TypeError: If there is an unknown argument, or one has a wrong type.
+        ValueError: If the type is unknown, or a value is out of range.
+    """
+    if not isinstance(type, str) or type not in TYPES:
+        raise ValueError(
+            f"conditioner's type must be one of {', '.join(TYPES)}, but got {type!r}."
+        )
+    known = inspect.signature(TokenConditioner).parameters
+    if unknown := sorted(set(kwargs) - set(known)):
+        raise TypeError(
+            f'conditioner has no argument {", ".join(unknown)}; it takes '
+            f'{", ".join(known)}.'
+        )
+    return TYPES[type](**kwargs)
 
 
 class _PaddingCheck:

@@ -205,6 +205,9 @@ class CondTokViT(BaseModule):
         drop_path_rate (float): Stochastic depth of the last block; it grows linearly
             from 0 at the first. Defaults to 0.0.
         qkv_bias (bool): Bias on query, key and value. Defaults to True.
+        patch_norm (bool): Put ``norm_cfg`` behind the patch embedding, as Swin does;
+            with ``conditioner=None`` a control for what a norm alone gives. Defaults to
+            False.
         use_abs_pos (bool): Add an absolute position embedding. Defaults to True.
         use_rel_pos (bool): Add decomposed relative positions. Defaults to False.
         window_size (int): Side of an attention window in tokens. Defaults to 14.
@@ -236,6 +239,7 @@ class CondTokViT(BaseModule):
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
         qkv_bias: bool = True,
+        patch_norm: bool = False,
         use_abs_pos: bool = True,
         use_rel_pos: bool = False,
         window_size: int = 14,
@@ -272,6 +276,7 @@ class CondTokViT(BaseModule):
             embed_dims=self.embed_dims,
             kernel_size=patch_size,
             stride=patch_size,
+            norm_cfg=norm_cfg if patch_norm else None,
         )
         grid = tuple(side // patch_size for side in to_2tuple(img_size))
         if 0 in grid:
