@@ -1,7 +1,7 @@
 _base_ = [
     '../_base_/models/mask-rcnn_swin-demo_fpn.py',
     '../_base_/datasets/nuclei_instance.py',
-    '../_base_/schedules/demo_8e.py',
+    '../_base_/schedules/demo_6e.py',
     '../_base_/demo_runtime.py',
 ]
 model = dict(

@@ -1,9 +1,9 @@
-"""Nuclei of the Data Science Bowl 2018 (BBBC038) in COCO format, 192 x 192 pixels."""
+"""Nuclei of the Data Science Bowl 2018 (BBBC038) in COCO format, 160 x 160 pixels."""
 
 _base_ = './shapes_instance.py'
 data_root = 'data/nuclei/'
 metainfo = dict(_delete_=True, classes=('nucleus',), palette=[(230, 25, 75)])
-scale = (192, 192)
+scale = (160, 160)
 
 train_pipeline = [
     dict(type='LoadImageFromFile', backend_args={{_base_.backend_args}}),
@@ -21,8 +21,10 @@ test_pipeline = [
         meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor'),
     ),
 ]
+# The set is small: single images make more steps of it.
 train_dataloader = dict(
-    dataset=dict(data_root=data_root, metainfo=metainfo, pipeline=train_pipeline)
+    batch_size=1,
+    dataset=dict(data_root=data_root, metainfo=metainfo, pipeline=train_pipeline),
 )
 val_dataloader = dict(
     dataset=dict(data_root=data_root, metainfo=metainfo, pipeline=test_pipeline)
