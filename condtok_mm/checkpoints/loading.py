@@ -101,7 +101,7 @@ def load_backbone(
         state_dict, report = convert_checkpoint(
             read_checkpoint(checkpoint), backbone, prefix
         )
-        print_log(f'{checkpoint}\n{report}', logger='current')
+        print_log(f'{checkpoint}\n{report}', logger='current', level=report.level)
         report.check(min_matched)
     except ValueError as error:
         raise ValueError(f'{checkpoint}: {error}') from None
@@ -163,7 +163,7 @@ class _Reader:
         weights, wrapper = unwrap(inside) if inside else ({}, '')
         converted, report = _convert(weights, wrapper, backbone, self.new)
         report.found_under = prefix + report.found_under
-        print_log(str(report), logger='current')
+        print_log(str(report), logger='current', level=report.level)
         report.check(self.min_matched)
         for key in inside:
             state_dict.pop(prefix + key, None)

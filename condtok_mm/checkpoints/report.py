@@ -1,5 +1,6 @@
 """What became of the keys of a checkpoint."""
 
+import logging
 import re
 from dataclasses import dataclass, field
 
@@ -86,11 +87,13 @@ class LoadReport:
             f'only {len(self.matched)} of {self.wanted} keys of {self.backbone} are in '
             f'the checkpoint ({self.layout}{self._where()}), {self.share:.0%}, and '
             f'{what}. Missing: {_first(self._missing())}. Unexpected: '
-            f'{_first(self.unexpected)}. Is it a checkpoint of this architecture? (One '
-            'of a backbone alone belongs into model.backbone.init_cfg, not into '
-            'load_from.) To load what there is, set model.backbone.min_matched to a '
-            'lower share, or to 0.'
+            f'{_first(self.unexpected)}. {self._advice()}'
         )
+
+    @property
+    def level(self) -> int:
+        """Level to log it at: a warning if something is missing."""
+        return logging.WARNING if self.missing else logging.INFO
 
     def __str__(self) -> str:
         """The table, as text."""
@@ -116,6 +119,24 @@ class LoadReport:
         with console.capture() as capture:
             console.print(table)
         return '\n'.join(line.rstrip() for line in capture.get().splitlines())
+
+    def _advice(self) -> str:
+        if 2 * len(self.mismatched) > len(self.missing):
+            return (
+                'The names fit and the shapes do not: it is a checkpoint of another '
+                'size. Take one that fits, or change embed_dims, depths, num_heads or '
+                'arch of model.backbone.'
+            )
+        if not self.matched:
+            return (
+                'No name fits: it is a checkpoint of another architecture, or one of a '
+                'backbone alone, which belongs into model.backbone.init_cfg and not '
+                'into load_from.'
+            )
+        return (
+            'Is it a checkpoint of this architecture? To load what there is, set '
+            'model.backbone.min_matched to a lower share, or to 0.'
+        )
 
     def _where(self) -> str:
         return f', under {self.found_under}' if self.found_under else ''
