@@ -106,10 +106,17 @@ def load_from_weights_only(filename: str, map_location=None) -> dict:
 def _read_local(path: Path, map_location) -> dict:
     if not path.is_file():
         raise FileNotFoundError(f'checkpoint {path} does not exist.')
-    if path.suffix == '.safetensors':
+    if path.suffix == '.safetensors' or _begins_as_safetensors(path):
         return _read_safetensors(path)
     with allowed_globals():
         return torch.load(path, map_location=map_location, weights_only=True)
+
+
+def _begins_as_safetensors(path: Path) -> bool:
+    """Whether a length and a JSON header are where safetensors have them."""
+    with path.open('rb') as file:
+        head = file.read(9)
+    return head.endswith(b'{') and not head.startswith((b'PK', b'\x80'))
 
 
 def _read_safetensors(path: Path) -> dict:

@@ -168,7 +168,9 @@ def test_safetensors(tmp_path):
     from safetensors.torch import save_file
 
     save_file(dict(a=torch.arange(3.0)), tmp_path / 'a.safetensors')
-    assert read_checkpoint(tmp_path / 'a.safetensors')['a'].tolist() == [0, 1, 2]
+    (tmp_path / 'a.pth').write_bytes((tmp_path / 'a.safetensors').read_bytes())
+    for name in ('a.safetensors', 'a.pth'):
+        assert read_checkpoint(tmp_path / name)['a'].tolist() == [0, 1, 2]
     (tmp_path / 'b.safetensors').write_bytes(b'nonsense' * 9)
     with pytest.raises(ValueError, match=r'b\.safetensors cannot be read'):
         read_checkpoint(tmp_path / 'b.safetensors')
