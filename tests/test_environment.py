@@ -13,11 +13,11 @@ import pytest
 import torch
 from mmengine.logging import HistoryBuffer
 
-from condtok_mm._environment import Facts, plain, table, try_steps
-from condtok_mm._findings import covers, find
-from condtok_mm._probes import NEEDS, STEPS
-from condtok_mm._remedies import TESTED
 from condtok_mm._stack import release
+from condtok_mm.environment.facts import Facts, plain, table, try_steps
+from condtok_mm.environment.findings import covers, find
+from condtok_mm.environment.probes import NEEDS, STEPS
+from condtok_mm.environment.remedies import TESTED
 
 ROOT = Path(__file__).parents[1]
 TOOL = ROOT / 'tools/misc/check_env.py'

@@ -14,8 +14,8 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 # Importing the package raises where the stack is broken; these files of it need none.
 sys.modules['condtok_mm'] = module_from_spec(find_spec('condtok_mm'))
 
-from condtok_mm._environment import collect, table  # noqa: E402
-from condtok_mm._findings import find  # noqa: E402
+from condtok_mm.environment.facts import collect, table  # noqa: E402
+from condtok_mm.environment.findings import find  # noqa: E402
 
 WIDTH = 100
 

@@ -1,7 +1,7 @@
 """The commands that mend an environment."""
 
-from ._environment import Facts
-from ._stack import DISTRIBUTIONS, SUPPORTED, build_mmcv, is_original, release
+from .._stack import DISTRIBUTIONS, SUPPORTED, build_mmcv, is_original, release
+from .facts import Facts
 
 TESTED = {True: ('2.4.1', '0.19.1'), False: ('2.10.0', '0.25.0')}
 """Versions of torch and torchvision with the original stack, and the maintained one."""

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from . import _probes
-from ._probes import CHECKPOINT, NEEDS
-from ._stack import DISTRIBUTIONS, installed, is_original, versions
+from .._stack import DISTRIBUTIONS, installed, is_original, versions
+from . import probes
+from .probes import CHECKPOINT, NEEDS
 
 PACKAGES = (
     'torch',
@@ -156,7 +156,7 @@ def try_steps(steps: Sequence[str], timeout: float = TIMEOUT) -> dict[str, dict]
             a step that its process died of is not tried.
     """
     outcomes, died = {}, set()
-    script = [sys.executable, '-W', 'ignore', _probes.__file__, str(timeout)]
+    script = [sys.executable, '-W', 'ignore', probes.__file__, str(timeout)]
     while remaining := [step for step in steps if step not in outcomes]:
         done = subprocess.run(
             [*script, *remaining],

@@ -4,9 +4,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ._environment import MODULES, Facts, plain
-from ._probes import NEEDS
-from ._remedies import (
+from .._stack import (
+    DISTRIBUTIONS,
+    MAINTAINED,
+    ORIGINAL,
+    build_mmcv,
+    is_original,
+    release,
+    stack_problems,
+)
+from .facts import MODULES, Facts, plain
+from .probes import NEEDS
+from .remedies import (
     OLD_GPUS,
     TOO_NEW,
     has_fitting_nvcc,
@@ -15,15 +24,6 @@ from ._remedies import (
     mmcv_for_gpus,
     newest_cuda,
     reinstall,
-)
-from ._stack import (
-    DISTRIBUTIONS,
-    MAINTAINED,
-    ORIGINAL,
-    build_mmcv,
-    is_original,
-    release,
-    stack_problems,
 )
 
 REFUSES = (2, 6)
