@@ -1,5 +1,8 @@
 """The OpenMMLab packages that are installed, and whether they fit this one."""
 
+import re
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
@@ -38,33 +41,9 @@ def check_stack() -> None:
     Raises:
         ImportError: With what was found and the command that mends it.
     """
-    from packaging.version import Version  # noqa: PLC0415
-
-    originals = (names[1] for names in DISTRIBUTIONS.values())
-    remedy = ORIGINAL if any(map(_version, originals)) else MAINTAINED
-    for name, (lowest, limit) in SUPPORTED.items():
-        found = {
-            distribution: number
-            for distribution in DISTRIBUTIONS[name]
-            if (number := _version(distribution))
-        }
-        if len(found) > 1:
-            raise ImportError(
-                f'{" and ".join(found)} are both installed and overwrite each other as '
-                f'{name!r}. Run: pip uninstall -y {" ".join(found)}, then install one '
-                f'stack: {MAINTAINED}  or  {ORIGINAL}'
-            )
-        if not find_spec(name):
-            raise ImportError(
-                f'condtok_mm needs {name} >= {lowest}, which is not installed. Run: '
-                f'{remedy}'
-            )
-        for distribution, number in found.items():
-            if not Version(lowest) <= Version(number) < Version(limit):
-                raise ImportError(
-                    f'condtok_mm needs {lowest} <= {name} < {limit}, but '
-                    f'{distribution} {number} is installed. Run: {remedy}'
-                )
+    importable = [name for name in SUPPORTED if find_spec(name)]
+    for sentence, command in stack_problems(installed(), importable):
+        raise ImportError(f'{sentence} Run: {command}')
 
 
 def check_ops() -> None:
@@ -79,20 +58,119 @@ def check_ops() -> None:
         raise ImportError(
             f'mmcv is installed, but its compiled operators do not load ({error}). It '
             'was built without them, or for another torch. Build it for this one: '
-            'MMCV_WITH_OPS=1 pip install --no-build-isolation --no-cache-dir '
-            f'--force-reinstall --no-deps {_mmcv_requirement()}'
+            f'{build_mmcv(installed())}'
         ) from error
 
 
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
+def installed() -> dict[str, dict[str, str]]:
+    """Look up the distributions of the OpenMMLab packages.
+
+    Returns:
+        dict[str, dict[str, str]]: Import name to the distributions that provide it,
+            each with its version.
+    """
+    return {name: versions(names) for name, names in DISTRIBUTIONS.items()}
 
 
-def _mmcv_requirement() -> str:
-    for distribution in DISTRIBUTIONS['mmcv']:
-        if number := _version(distribution):
-            return f'{distribution}=={number}'
-    return 'onedl-mmcv'
+def versions(distributions: Iterable[str]) -> dict[str, str]:
+    """Look up versions.
+
+    Args:
+        distributions (Iterable[str]): Names of distributions.
+
+    Returns:
+        dict[str, str]: Those that are installed, with their versions.
+    """
+    found = {}
+    for distribution in distributions:
+        with suppress(PackageNotFoundError):
+            if number := version(distribution):
+                found[distribution] = number
+    return found
+
+
+def stack_problems(
+    found: dict[str, dict[str, str]], importable: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """Say what keeps the OpenMMLab stack from being complete, single and known.
+
+    Args:
+        found (dict[str, dict[str, str]]): Of :func:`installed`.
+        importable (Collection[str]): Import names that Python finds.
+
+    Yields:
+        tuple[str, str]: A sentence, and the command that mends it.
+    """
+    remedy = ORIGINAL if is_original(found) else MAINTAINED
+    for name, (lowest, limit) in SUPPORTED.items():
+        distributions = found[name]
+        if len(distributions) > 1:
+            yield (
+                f'{" and ".join(distributions)} are both installed and overwrite each '
+                f'other as {name!r}. Of the two stacks, {MAINTAINED} and {ORIGINAL}, '
+                'only one can be installed.',
+                f'pip uninstall -y {" ".join(distributions)} && {remedy}',
+            )
+            continue
+        for distribution, number in distributions.items():
+            if distribution == 'mmcv-lite':
+                yield (
+                    'mmcv-lite is mmcv without the compiled operators that detectors '
+                    'need.',
+                    'pip uninstall -y mmcv-lite && '
+                    + build_mmcv(dict(mmcv=dict(mmcv=number))),
+                )
+            elif not release(lowest) <= release(number) < release(limit):
+                yield (
+                    f'condtok_mm needs {lowest} <= {name} < {limit}, but '
+                    f'{distribution} {number} is installed.',
+                    remedy,
+                )
+    if missing := [name for name in SUPPORTED if name not in importable]:
+        wanted = ' and '.join(f'{name} >= {SUPPORTED[name][0]}' for name in missing)
+        be = 'is' if len(missing) == 1 else 'are'
+        yield f'condtok_mm needs {wanted}, which {be} not installed.', remedy
+
+
+def is_original(found: dict[str, dict[str, str]]) -> bool:
+    """Tell whether the original stack is in use, or some of it.
+
+    Args:
+        found (dict[str, dict[str, str]]): Of :func:`installed`.
+
+    Returns:
+        bool: False with the maintained stack, and with none.
+    """
+    return any(
+        not distribution.startswith('onedl-')
+        for distributions in found.values()
+        for distribution in distributions
+    )
+
+
+def build_mmcv(found: dict[str, dict[str, str]]) -> str:
+    """Write the command that compiles mmcv for the torch that is installed.
+
+    Args:
+        found (dict[str, dict[str, str]]): Of :func:`installed`.
+
+    Returns:
+        str: The command, for the version that is installed.
+    """
+    pinned = [f'{name}=={number}' for name, number in found['mmcv'].items()]
+    return (
+        'MMCV_WITH_OPS=1 pip install --no-build-isolation --no-cache-dir '
+        f'--force-reinstall --no-deps {(pinned or ["onedl-mmcv"])[0]}'
+    )
+
+
+def release(number: str) -> tuple[int, ...]:
+    """Split a version into numbers.
+
+    Args:
+        number (str): Such as '2.10.0+cu128'.
+
+    Returns:
+        tuple[int, ...]: The numbers before anything else, such as (2, 10, 0).
+    """
+    return tuple(map(int, re.findall(r'\d+', re.match(r'[\d.]*', number)[0])))

@@ -17,7 +17,7 @@ fail() {
 
 # Import the whole stack and run an operator of mmcv, on the GPU too if torch has one.
 works() {
-    PYTHONPATH="$root" "$1" -W ignore "$root/tools/misc/check_stack.py" >>"$log" 2>&1
+    PYTHONPATH="$root" "$1" -W ignore "$root/tools/misc/check_env.py" >>"$log" 2>&1
 }
 
 # run WHAT COMMAND...: the command's output goes to the log; compilation shows its count.

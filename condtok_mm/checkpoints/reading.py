@@ -28,7 +28,7 @@ REFUSED = (
 )
 
 REWRITE = (
-    'import torch; c = torch.load({path}, map_location="cpu", weights_only=False); '
+    'import torch; {load}; '
     'torch.save({{k: c[k] for k in "{keys}".split() if k in c}} or c, {safe})'
 )
 
@@ -103,6 +103,21 @@ def load_from_weights_only(filename: str, map_location=None) -> dict:
     return read_checkpoint(filename, map_location)
 
 
+def rewrite_command(path: str, load: str) -> str:
+    """Write the command that keeps the weights of a file and nothing else.
+
+    Args:
+        path (str): The file; the new one gets its name, ending in '.weights.pth'.
+        load (str): Python code that reads the file into ``c``.
+
+    Returns:
+        str: A shell command.
+    """
+    safe = json.dumps(Path(path).with_suffix('.weights.pth').name)
+    code = REWRITE.format(load=load, keys=' '.join(WRAPPERS), safe=safe)
+    return shlex.join(('python', '-c', code))
+
+
 def _read_local(path: Path, map_location) -> dict:
     if not path.is_file():
         raise FileNotFoundError(f'checkpoint {path} does not exist.')
@@ -171,9 +186,9 @@ def _resolve(path: str) -> str:
 
 
 def _refusal(path: str, needs: str) -> str:
-    safe = json.dumps(Path(path).with_suffix('.weights.pth').name)
-    code = REWRITE.format(path=json.dumps(path), keys=' '.join(WRAPPERS), safe=safe)
-    command = shlex.join(('python', '-c', code))
+    name = json.dumps(path)
+    load = f'c = torch.load({name}, map_location="cpu", weights_only=False)'
+    command = rewrite_command(path, load)
     if '://' in path:
         command = 'download it, and read what this says of the file.'
     return REFUSED.format(path=path, needs=needs, command=command)
