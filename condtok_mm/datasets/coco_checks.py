@@ -2,8 +2,11 @@
 
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
+from rich.console import Console
+from rich.markup import escape
 from rich.progress import track
 
 from .coco_classes import UNUSED_CLASS, check_classes, describe_labels
@@ -75,11 +78,12 @@ def check_datasets(
         loaders (Sequence[str]): Loaders whose data sets are checked.
         decode (bool): Read every image and compare its size, instead of only looking
             for it.
-        progress (bool): Show progress.
+        progress (bool): Show progress on a terminal.
 
     Returns:
         tuple[list[DatasetReport], list[str]]: Reports on each data set and, if there
-        is something wrong with it, on the config; and data sets that are of another kind and not checked.
+        is something wrong with it, on the config; and data sets of another kind, that
+        are not checked.
     """
     sources, unknown = find_sources(cfg, loaders)
     reports = [_check_source(source, decode, progress) for source in sources]
@@ -97,10 +101,10 @@ def _check_source(source: CocoSource, decode: bool, progress: bool) -> DatasetRe
     def watch(items: Iterable, total: int) -> Iterable:
         return track(items, source.keys[0], total, transient=True, disable=hidden)
 
-    if progress:
-        print(f'reading {source.ann_file}', flush=True)
+    reading = Console().status(f'reading {escape(source.ann_file)}')
     try:
-        content = read_coco_file(source, findings)
+        with nullcontext() if hidden else reading:
+            content = read_coco_file(source, findings)
     except ValueError as error:
         report.failure = str(error)
         return report

@@ -12,9 +12,10 @@ from rich.columns import Columns
 from .coco_sources import CocoSource
 from .findings import Findings, Kind, as_text
 
-CLASSES_TEXT = Kind(
-    'metainfo.classes that is one text instead of names',
-    "Its letters would be the classes. Write classes=('name', ) with a comma",
+NO_NAMES = Kind(
+    'metainfo.classes that is no list of names',
+    "A single name needs a comma: classes=('name', ). Without, its letters would be "
+    'the classes',
 )
 CLASS_TWICE = Kind(
     'classes that metainfo names twice', 'Later labels would shift. Name each once'
@@ -22,7 +23,7 @@ CLASS_TWICE = Kind(
 NO_CLASS = Kind(
     'metainfo.classes of which the file has none',
     'Nothing would be learnt. Set metainfo=dict(classes=(...)) of the data set to the '
-    'names in the file, in its order',
+    'names in the file, in its order (mmdet 2 wrote CLASSES, which is not read)',
 )
 MISSING_CLASS = Kind(
     'classes of metainfo that the file lacks',
@@ -67,9 +68,9 @@ def check_classes(
         list[dict]: Categories that are trained on, in the order of their labels.
     """
     classes = source.classes
-    if isinstance(classes, str):
-        findings.add(CLASSES_TEXT, repr(classes))
-        classes = (classes,)
+    if not isinstance(classes, list | tuple):
+        findings.add(NO_NAMES, repr(classes))
+        return []
     _note_repeated(CLASS_TWICE, classes, findings)
     _note_repeated(CATEGORY_ID_TWICE, [c['id'] for c in categories], findings)
     _note_repeated(CATEGORY_NAME_TWICE, [c['name'] for c in categories], findings)

@@ -11,7 +11,7 @@ from mmengine.utils import is_abs
 
 from .checks import type_name, typed_nodes
 
-READING = ('load_data_list', 'parse_data_info', 'filter_data')
+READING = ('__init__', 'load_data_list', 'parse_data_info', 'filter_data')
 """Methods of CocoDataset that decide what is learnt from a file."""
 
 
@@ -25,7 +25,7 @@ class CocoSource:
         ann_file (str): The file, joined with ``data_root``.
         data_root (str): Folder that the config names.
         image_folder (str | None): Where the images are; None if it is not said.
-        classes (Sequence[str]): Names in ``metainfo``.
+        classes (Sequence[str]): Names in ``metainfo``, unchecked.
         default_classes (bool): Whether they are those of the class.
         trains (bool): Whether its objects are trained on.
         evaluated (bool): Whether an evaluator reads the file too.
@@ -133,7 +133,7 @@ def _read_node(key: str, node: dict, kind: type[CocoDataset]) -> CocoSource:
     return CocoSource(
         keys=[key],
         dataset=kind.__name__,
-        ann_file=_join(root, node.get('ann_file') or ''),
+        ann_file=_join(root, path) if (path := node.get('ann_file')) else '',
         data_root=root,
         image_folder=None if folder is None else _join(root, folder),
         classes=kind._load_metainfo(copy.deepcopy(metainfo))['classes'],
@@ -150,7 +150,7 @@ def _read_node(key: str, node: dict, kind: type[CocoDataset]) -> CocoSource:
 
 
 def _join(root: str, path: str) -> str:
-    return path if not path or not root or is_abs(path) else join_path(root, path)
+    return join_path(root, path) if root and not is_abs(path) else path
 
 
 def _without_keys(source: CocoSource) -> dict:

@@ -37,7 +37,7 @@ def check_heads(model: dict, sources: Sequence[CocoSource], findings: Findings) 
     numbers = dict(_num_classes(model, 'model'))
     for source in sources:
         classes = source.classes
-        if source.free_labels or isinstance(classes, str):
+        if source.free_labels or not isinstance(classes, list | tuple):
             continue
         default = f', the default of {source.dataset}' * source.default_classes
         for key, number in list(numbers.items()):

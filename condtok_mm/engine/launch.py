@@ -97,11 +97,14 @@ def _refuse_wrong_datasets(cfg: Config) -> None:
             '\n\n'.join(report.text() for report in failed)
             + f'\n\nNot trained: mend the above, or train all the same by {NO_CHECK}.'
         )
-    kinds = sum(len(report.findings.warnings()) for report in reports)
-    if kinds:
-        print(f'{kinds} kinds of warnings: see tools/misc/check_dataset.py CONFIG')
-    if unknown:
-        print(f'not checked, as they do not read like CocoDataset: {unknown}')
+    for report in reports:
+        kinds = len(report.findings.warnings())
+        hint = f' ({kinds} kinds of warnings: tools/misc/check_dataset.py)' * bool(
+            kinds
+        )
+        print(f'{report.title}: {report.summary}{hint}')
+    for name in unknown:
+        print(f'not checked, as it does not read like CocoDataset: {name}')
 
 
 def _outputs(args: argparse.Namespace, cfg: Config) -> Iterator[Path]:
