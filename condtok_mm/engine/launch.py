@@ -98,11 +98,10 @@ def _refuse_wrong_datasets(cfg: Config) -> None:
             + f'\n\nNot trained: mend the above, or train all the same by {NO_CHECK}.'
         )
     for report in reports:
-        kinds = len(report.findings.warnings())
-        hint = f' ({kinds} kinds of warnings: tools/misc/check_dataset.py)' * bool(
-            kinds
-        )
-        print(f'{report.title}: {report.summary}{hint}')
+        line = f'{report.title}: {report.summary}'
+        if kinds := len(report.findings.warnings()):
+            line += f' ({kinds} kinds of warnings: tools/misc/check_dataset.py)'
+        print(line)
     for name in unknown:
         print(f'not checked, as it does not read like CocoDataset: {name}')
 
