@@ -171,6 +171,44 @@ def test_missing_files_are_named_at_once(trained, tool, args, words):
     assert 'Traceback' not in out
 
 
+def test_training_says_what_it_trains_on(trained):
+    log = (trained / 'train.txt').read_text()
+    line = (
+        'train_dataloader.dataset: data/shapes/annotations/instances_train.json: 8 im'
+    )
+    assert log.count(line) == 1
+    assert 'are trained on' in log
+
+
+def test_check_dataset_tells_by_its_exit_code(trained):
+    tool = 'misc/check_dataset.py'
+    printed = run(trained, tool, CONFIG, '--decode')
+    assert "2 -> 1 'square'" in printed
+    assert '0 kinds of errors' in printed
+    names = "classes=('disc','sqare','triangle','star','cross')"
+    options = ['--cfg-options', f'train_dataloader.dataset.metainfo.{names}']
+    printed = run(trained, tool, CONFIG, *options, expected=1)
+    assert "'sqare' (the file has" in printed
+    assert '2 kinds of errors' in printed
+    printed = run(trained, 'train.py', CONFIG, '--work-dir', 'no', *options, expected=1)
+    assert "'sqare' (the file has" in printed
+    assert 'train all the same by --no-check-dataset' in printed
+    assert not (trained / 'no').exists()
+    pretrain = ROOT / 'configs/pretrain/vit-demo_1xb8_shapes.py'
+    assert 'config of a classifier' in run(trained, tool, pretrain, expected=1)
+
+
+def test_a_missing_data_set_is_named_with_what_makes_it(tmp_path):
+    printed = run(tmp_path, 'train.py', CONFIG, expected=1)
+    path = 'data/shapes/annotations/instances_train.json'
+    assert f'annotation file {path} does not exist; train_dataloader.dataset' in printed
+    assert 'python tools/dataset_converters/make_shapes.py data/shapes' in printed
+    assert 'Traceback' not in printed
+    assert not list(tmp_path.iterdir())
+    printed = run(tmp_path, 'train.py', CONFIG, '--no-check-dataset', expected=1)
+    assert f"No such file or directory: '{path}'" in printed
+
+
 def test_token_conditioning(trained):
     out = run(
         trained,
@@ -228,6 +266,7 @@ def test_two_processes_train_through_dist_train(trained, tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / 'work/epoch_1.pth').is_file()
+    assert done.stdout.count('images are trained on') == 1
     alone = iterations((trained / 'train.txt').read_text())
     assert iterations(done.stdout + done.stderr) == -(-alone // 2)
 

@@ -1,6 +1,6 @@
 """Train a detector or a classifier by mmdet's or mmpretrain's ``tools/train.py``.
 
-Their arguments, and --overwrite.
+Their arguments, --overwrite and --no-check-dataset.
 """
 
 from condtok_mm.engine.launch import run_train

@@ -32,8 +32,8 @@ def padding_conflicts(cfg: dict, pad_value: float | Sequence[float]) -> list[str
     preprocessor = (cfg.get('model') or {}).get('data_preprocessor') or {}
     found = {}
     for loader in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
-        for transform in _transforms(cfg.get(loader)):
-            if _type(transform) == 'Pad':
+        for transform in typed_nodes(cfg.get(loader)):
+            if type_name(transform) == 'Pad':
                 where = f'Pad in the pipeline of {loader}'
                 found[where] = _normalised(_image_pad_value(transform), preprocessor)
     if not found:
@@ -52,24 +52,39 @@ def _padding_after_normalisation(preprocessor: dict) -> dict[str, list]:
     if preprocessor:
         found['data_preprocessor'] = [preprocessor.get('pad_value') or 0]
     for augment in preprocessor.get('batch_augments') or []:
-        if _type(augment) == 'BatchFixedSizePad':
+        if type_name(augment) == 'BatchFixedSizePad':
             value = augment.get('img_pad_value', 0)
             found['BatchFixedSizePad in data_preprocessor'] = [value]
     return found
 
 
-def _transforms(node) -> Iterator[dict]:
-    """Every dict with a ``type`` inside the pipelines below a config node."""
+def typed_nodes(node: object) -> Iterator[dict]:
+    """Every dict with a ``type`` at and below a config node.
+
+    Args:
+        node (object): A dict, a list or a plain value of a config.
+
+    Yields:
+        dict: In the order of the config, outer ones first.
+    """
     if isinstance(node, dict):
         if 'type' in node:
             yield node
         node = list(node.values())
     if isinstance(node, list | tuple):
         for child in node:
-            yield from _transforms(child)
+            yield from typed_nodes(child)
 
 
-def _type(node: dict) -> str:
+def type_name(node: dict) -> str:
+    """Name of what a config node builds, without its scope.
+
+    Args:
+        node (dict): A dict whose ``type`` is a name or a class.
+
+    Returns:
+        str: The name.
+    """
     kind = node['type']
     return kind.split('.')[-1] if isinstance(kind, str) else kind.__name__
 

@@ -5,6 +5,7 @@ mmdet's. Checkpoints are read without executing anything in them.
 """
 
 import argparse
+import os
 import runpy
 import sys
 from collections.abc import Iterator
@@ -16,18 +17,37 @@ import torch
 from mmengine.config import Config, DictAction
 
 from ..checkpoints import use_safe_reader
+from ..datasets.coco_checks import check_datasets
 
 OVERWRITE = '--overwrite'
+NO_CHECK = '--no-check-dataset'
+
+FLAGS = {
+    'train.py': {
+        OVERWRITE: 'replace an earlier run',
+        NO_CHECK: 'train without a look at the data set',
+    },
+    'test.py': {OVERWRITE: 'replace an earlier run'},
+}
+"""Flags of ours beside those of the stock tools, which do not know them."""
+
+RANKS = {
+    'pytorch': 'RANK',
+    'slurm': 'SLURM_PROCID',
+    'mpi': 'OMPI_COMM_WORLD_RANK',
+}
+"""Launchers to the variable in which they number processes."""
 
 
 def run_train() -> None:
     """Run the stock ``tools/train.py`` with the arguments of this process.
 
     A work directory that holds a run already is refused, unless the run is resumed or
-    ``--overwrite`` is given.
+    ``--overwrite`` is given. So are data sets that a detector would learn wrong things
+    from, unless ``--no-check-dataset`` is given.
 
     Raises:
-        SystemExit: If the run would overwrite another one.
+        SystemExit: If the run would overwrite another one, or its data are at fault.
     """
     parser = _parser('config', '--work-dir')
     parser.add_argument('--resume', nargs='?', const='auto')
@@ -41,7 +61,11 @@ def run_train() -> None:
                 f'{folder} holds a run already ({", ".join(checkpoints)}). Go on with '
                 f'it by --resume, give another --work-dir, or {OVERWRITE} it.'
             )
-    _run_stock_tool('train.py', cfg.get('default_scope'), args.launcher)
+    scope = cfg.get('default_scope')
+    is_first = os.environ.get(RANKS.get(args.launcher, ''), '0') == '0'
+    if not args.no_check_dataset and scope != 'mmpretrain' and is_first:
+        _refuse_wrong_datasets(cfg)
+    _run_stock_tool('train.py', scope, args.launcher)
 
 
 def run_test() -> None:
@@ -62,6 +86,24 @@ def run_test() -> None:
             if path.exists():
                 sys.exit(f'{path} exists already; name another, or {OVERWRITE} it.')
     _run_stock_tool('test.py', cfg.get('default_scope'), args.launcher)
+
+
+def _refuse_wrong_datasets(cfg: Config) -> None:
+    """Exit if training would fail over its data sets, or learn something wrong."""
+    reports, unknown = check_datasets(cfg, ('train_dataloader', 'val_dataloader'))
+    failed = [report for report in reports if report.failed]
+    if failed:
+        sys.exit(
+            '\n\n'.join(report.text() for report in failed)
+            + f'\n\nNot trained: mend the above, or train all the same by {NO_CHECK}.'
+        )
+    for report in reports:
+        line = f'{report.title}: {report.summary}'
+        if kinds := len(report.findings.warnings()):
+            line += f' ({kinds} kinds of warnings: tools/misc/check_dataset.py)'
+        print(line)
+    for name in unknown:
+        print(f'not checked, as it does not read like CocoDataset: {name}')
 
 
 def _outputs(args: argparse.Namespace, cfg: Config) -> Iterator[Path]:
@@ -86,17 +128,22 @@ def _parser(*names: str) -> argparse.ArgumentParser:
         parser.add_argument(name)
     parser.add_argument('--launcher', default='none')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction)
-    parser.add_argument(OVERWRITE, action='store_true')
     return parser
 
 
 def _parse(parser: argparse.ArgumentParser, tool: str) -> argparse.Namespace:
-    """Read the arguments, and take ``--overwrite`` out of ``sys.argv``."""
+    """Read the arguments, and take those out of ``sys.argv`` that are ours alone."""
+    flags = FLAGS[tool]
     if {'-h', '--help'} & set(sys.argv):
-        print(f'Flag beside the stock ones: {OVERWRITE}, replace an earlier run.\n')
+        print('Flags beside the stock ones:')
+        for flag, purpose in flags.items():
+            print(f'  {flag}  {purpose}')
+        print()
         _run_stock_tool(tool)
+    for flag in flags:
+        parser.add_argument(flag, action='store_true')
     args, _ = parser.parse_known_args()
-    sys.argv = [word for word in sys.argv if word != OVERWRITE]
+    sys.argv = [word for word in sys.argv if word not in flags]
     if not Path(args.config).is_file():
         sys.exit(f'config {args.config} does not exist.')
     return args
