@@ -126,6 +126,13 @@ def test_batch_sizes_add_up(path):
     assert cfg.auto_scale_lr == dict(enable=False, base_batch_size=expected)
 
 
+def test_a_checkpoint_is_left_while_the_next_one_is_written():
+    for path in [*ALL, *CONFIGS.glob('pretrain/*.py')]:
+        if '-condtok' not in path.name:
+            checkpoint = Config.fromfile(path).default_hooks.checkpoint
+            assert checkpoint.get('max_keep_ckpts', -1) != 1, path
+
+
 @pytest.mark.parametrize('path', ALL, ids=IDS)
 def test_padding_of_the_config_is_the_conditioners(path):
     from condtok_mm.datasets.checks import padding_conflicts

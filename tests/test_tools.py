@@ -96,6 +96,27 @@ def test_resume_goes_on(trained, tmp_path):
     assert (tmp_path / 'work/epoch_2.pth').is_file()
 
 
+def test_resume_from_half_a_checkpoint_ends_as_if_uninterrupted(trained, tmp_path):
+    """A baseline that imports nothing of ours and has no seed."""
+    (tmp_path / 'data').symlink_to(trained / 'data')
+    twin = CONFIG.with_name(CONFIG.name.replace('-condtok', ''))
+    options = [word.replace('max_epochs=1', 'max_epochs=2') for word in SHORT]
+    run(tmp_path, 'train.py', twin, '--work-dir', 'whole', *options)
+    shutil.copytree(tmp_path / 'whole', tmp_path / 'killed')
+    second = tmp_path / 'killed/epoch_2.pth'
+    os.truncate(second, second.stat().st_size // 2)
+    (tmp_path / 'killed/last_checkpoint').write_text(str(second))
+    out = run(tmp_path, 'train.py', twin, '--work-dir', 'killed', '--resume', *options)
+    assert 'not a whole checkpoint; going on from killed/epoch_1.pth' in out
+    assert 'Epoch(train) [2]' in out
+    assert 'Epoch(train) [1]' not in out
+    states = [
+        torch.load(tmp_path / name / 'epoch_2.pth', weights_only=False)['state_dict']
+        for name in ('whole', 'killed')
+    ]
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
 def metrics(folder):
     (path,) = folder.glob('2*/2*.json')
     return json.loads(path.read_text())

@@ -18,6 +18,7 @@ from mmengine.config import Config, DictAction
 
 from ..checkpoints import use_safe_reader
 from ..datasets.coco_checks import check_datasets
+from .resuming import replacement_checkpoint
 
 OVERWRITE = '--overwrite'
 NO_CHECK = '--no-check-dataset'
@@ -38,29 +39,41 @@ RANKS = {
 }
 """Launchers to the variable in which they number processes."""
 
+RANDOM_STATES = [
+    '--cfg-options',
+    'default_hooks.random_state.type=condtok_mm.engine.RandomStateHook',
+]
+"""Adds the hook to a config, also to one that imports nothing of this package."""
+
 
 def run_train() -> None:
     """Run the stock ``tools/train.py`` with the arguments of this process.
 
     A work directory that holds a run already is refused, unless the run is resumed or
     ``--overwrite`` is given. So are data sets that a detector would learn wrong things
-    from, unless ``--no-check-dataset`` is given.
+    from, unless ``--no-check-dataset`` is given. Every run gets a ``RandomStateHook``,
+    so that it can be resumed to the bit, and is resumed from a checkpoint that was
+    written whole.
 
     Raises:
-        SystemExit: If the run would overwrite another one, or its data are at fault.
+        SystemExit: If the run would overwrite another one, its data are at fault, or
+            there is nothing whole to resume from.
     """
     parser = _parser('config', '--work-dir')
     parser.add_argument('--resume', nargs='?', const='auto')
     args = _parse(parser, 'train.py')
     cfg = _load_config(args)
-    if not args.overwrite and args.resume is None:
-        folder = args.work_dir or cfg.get('work_dir')
-        folder = folder or f'work_dirs/{Path(args.config).stem}'
-        if checkpoints := sorted(path.name for path in Path(folder).glob('*.pth')):
-            sys.exit(
-                f'{folder} holds a run already ({", ".join(checkpoints)}). Go on with '
-                f'it by --resume, give another --work-dir, or {OVERWRITE} it.'
-            )
+    folder = args.work_dir or cfg.get('work_dir')
+    folder = Path(folder or f'work_dirs/{Path(args.config).stem}')
+    checkpoints = sorted(path.name for path in folder.glob('*.pth'))
+    if checkpoints and not args.overwrite and args.resume is None:
+        sys.exit(
+            f'{folder} holds a run already ({", ".join(checkpoints)}). Go on with '
+            f'it by --resume, give another --work-dir, or {OVERWRITE} it.'
+        )
+    if args.resume == 'auto' and (path := replacement_checkpoint(folder)):
+        sys.argv += ['--resume', str(path)]
+    sys.argv += RANDOM_STATES
     scope = cfg.get('default_scope')
     is_first = os.environ.get(RANKS.get(args.launcher, ''), '0') == '0'
     if not args.no_check_dataset and scope != 'mmpretrain' and is_first:
