@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -295,6 +296,8 @@ def train_runs(
 ) -> None:
     """Train in turn, and leave no process behind.
 
+    SIGTERM and SIGINT are handled when the runs that are alive have ended.
+
     Args:
         runs (list[Run]): What to train.
         jobs (int): Runs at a time; the cores are shared out between them unless
@@ -305,12 +308,45 @@ def train_runs(
         on_end (Callable): Called with each run that ends, its seconds and, if it
             failed, why.
     """
+    with _noted_signals() as noted:
+        _train_runs(runs, jobs, held, stop_at, on_start, on_end, noted)
+    for number in noted[:1]:
+        signal.raise_signal(number)
+
+
+@contextmanager
+def _noted_signals() -> Iterator[list[int]]:
+    """Note what would stop this process.
+
+    An exception that a handler raises while a run is being started would lose that run.
+    """
+    noted = []
+    before = {
+        number: signal.signal(number, lambda number, _: noted.append(number))
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _train_runs(
+    runs: list[Run],
+    jobs: int,
+    held: int,
+    stop_at: Run | None,
+    on_start: Callable[[Run], None],
+    on_end: Callable[[Run, float, str | None], None],
+    noted: list[int],
+) -> None:
     waiting, alive = list(reversed(runs)), {}
     threads = str(max(1, torch.get_num_threads() // jobs))
     environment = dict(OMP_NUM_THREADS=threads) | os.environ
     try:
-        while waiting or alive:
-            while waiting and len(alive) < jobs:
+        while (waiting or alive) and not noted:
+            while waiting and len(alive) < jobs and not noted:
                 run = waiting.pop()
                 run.folder.mkdir(parents=True, exist_ok=True)
                 with run.output.open('a') as output:

@@ -1,6 +1,7 @@
 """Comparisons over seeds: on given values, on logs on disk, and in small real runs."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -250,6 +251,34 @@ def test_a_first_run_that_fails_stops_the_others(tmp_path):
     assert seconds > 0
     assert 'ended with status 1' in failure
     assert 'nowhere.json' in failure
+
+
+def test_a_run_that_is_just_being_started_is_stopped_too(tmp_path, monkeypatch):
+    started = []
+
+    class Sleep(Run):
+        def command(self):
+            return [sys.executable, '-c', 'import time; time.sleep(60)']
+
+    class Interrupted(subprocess.Popen):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            started.append(self)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def stop(*_):
+        sys.exit('stopped')
+
+    runs = [Sleep(Variant('a', '', [], {}), seed, tmp_path / 'a') for seed in (0, 1)]
+    monkeypatch.setattr(subprocess, 'Popen', Interrupted)
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        with lock(tmp_path) as held, pytest.raises(SystemExit, match='stopped'):
+            train_runs(runs, 1, held, None, lambda *_: None, lambda *_: None)
+        assert signal.getsignal(signal.SIGTERM) is stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [process.returncode for process in started] == [-signal.SIGTERM]
 
 
 def test_a_restart_repeats_no_finished_run_and_a_failure_stops_no_other(tmp_path):
