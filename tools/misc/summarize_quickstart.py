@@ -35,7 +35,7 @@ def main() -> None:
     ]
     Console().print(Panel('\n'.join(lines), title='condtok_mm quickstart'))
     print(
-        'Next, on your own COCO-format data (the whole command is under "Your own '
+        'Next, on your own COCO-format data (the whole config is under "Your own '
         f'data" in README.md):\n{sys.executable} tools/train.py {args.config} '
         '--work-dir work_dirs/mine --cfg-options '
         'train_dataloader.dataset.data_root=YOUR_DATA/'
