@@ -20,6 +20,7 @@ from mmengine.config import DictAction
 from .. import CONFIGS
 from ..analysis.run_logs import read_run
 from .checked import load_config
+from .resuming import numbered_checkpoints
 
 TRAIN = Path(CONFIGS).parent / 'tools' / 'train.py'
 POLL_SECONDS = 0.2
@@ -252,14 +253,9 @@ def checkpoint_to_resume(folder: Path) -> Path | None:
     marker = folder / 'last_checkpoint'
     if not marker.is_file():
         return None
-    kind, _, last = Path(marker.read_text().strip()).stem.rpartition('_')
     end = read_run(folder).end
-    found = {
-        int(path.stem[len(kind) + 1 :]): path
-        for path in folder.glob(f'{kind}_*.pth')
-        if re.fullmatch(rf'{kind}_\d+', path.stem) and path.stem != end
-    }
-    return found.get(max((n for n in found if n <= int(last)), default=None))
+    found = numbered_checkpoints(folder, Path(marker.read_text().strip()).stem)
+    return next((path for path in found if path.stem != end), None)
 
 
 @contextmanager
@@ -308,17 +304,50 @@ def train_runs(
         on_end (Callable): Called with each run that ends, its seconds and, if it
             failed, why.
     """
+    waiting, alive = list(reversed(runs)), {}
+    threads = str(max(1, torch.get_num_threads() // jobs))
+    environment = dict(OMP_NUM_THREADS=threads) | os.environ
     with _noted_signals() as noted:
-        _train_runs(runs, jobs, held, stop_at, on_start, on_end, noted)
-    for number in noted[:1]:
-        signal.raise_signal(number)
+        try:
+            while (waiting or alive) and not noted:
+                while waiting and len(alive) < jobs and not noted:
+                    run = waiting.pop()
+                    process = _start(run, held, environment)
+                    alive[process] = (run, time.monotonic())
+                    on_start(run)
+                time.sleep(POLL_SECONDS)
+                for process in [p for p in alive if p.poll() is not None]:
+                    run, start = alive.pop(process)
+                    failure = _failure(run, process.returncode)
+                    on_end(run, time.monotonic() - start, failure)
+                    if failure and run is stop_at:
+                        return
+        finally:
+            for process in alive:
+                process.terminate()
+            for process in alive:
+                process.wait()
+
+
+def _start(run: Run, held: int, environment: dict[str, str]) -> subprocess.Popen:
+    run.folder.mkdir(parents=True, exist_ok=True)
+    with run.output.open('a') as output:
+        return subprocess.Popen(
+            run.command(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            pass_fds=(held,),
+        )
 
 
 @contextmanager
 def _noted_signals() -> Iterator[list[int]]:
     """Note what would stop this process.
 
-    An exception that a handler raises while a run is being started would lose that run.
+    An exception that a handler raises while a run is being started would lose that run,
+    so the first signal is raised again at the end.
     """
     noted = []
     before = {
@@ -330,48 +359,8 @@ def _noted_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _train_runs(
-    runs: list[Run],
-    jobs: int,
-    held: int,
-    stop_at: Run | None,
-    on_start: Callable[[Run], None],
-    on_end: Callable[[Run, float, str | None], None],
-    noted: list[int],
-) -> None:
-    waiting, alive = list(reversed(runs)), {}
-    threads = str(max(1, torch.get_num_threads() // jobs))
-    environment = dict(OMP_NUM_THREADS=threads) | os.environ
-    try:
-        while (waiting or alive) and not noted:
-            while waiting and len(alive) < jobs and not noted:
-                run = waiting.pop()
-                run.folder.mkdir(parents=True, exist_ok=True)
-                with run.output.open('a') as output:
-                    process = subprocess.Popen(
-                        run.command(),
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                        env=environment,
-                        pass_fds=(held,),
-                    )
-                alive[process] = (run, time.monotonic())
-                on_start(run)
-            time.sleep(POLL_SECONDS)
-            for process in [process for process in alive if process.poll() is not None]:
-                run, start = alive.pop(process)
-                failure = _failure(run, process.returncode)
-                on_end(run, time.monotonic() - start, failure)
-                if failure and run is stop_at:
-                    return
-    finally:
-        for process in alive:
-            process.terminate()
-        for process in alive:
-            process.wait()
+    for number in noted[:1]:
+        signal.raise_signal(number)
 
 
 def _failure(run: Run, status: int) -> str | None:

@@ -32,7 +32,8 @@ def replacement_checkpoint(folder: Path) -> Path | None:
     if '://' in named or is_whole(Path(named)):
         return None
     what = f'{marker} names {named or "nothing"}, which is not a whole checkpoint'
-    if path := _newest_whole(folder, Path(named).stem):
+    found = numbered_checkpoints(folder, Path(named).stem)
+    if path := next(filter(is_whole, found), None):
         print(f'{what}; going on from {path}.')
         return path
     sys.exit(
@@ -53,14 +54,24 @@ def is_whole(path: Path) -> bool:
     return path.is_file() and zipfile.is_zipfile(path)
 
 
-def _newest_whole(folder: Path, last: str) -> Path | None:
-    """Of the checkpoints up to the one with a name, or of all if it tells nothing."""
+def numbered_checkpoints(folder: Path, last: str) -> list[Path]:
+    """List the checkpoints of a run that can be gone on from.
+
+    Args:
+        folder (Path): Work directory of the run.
+        last (str): Name of the last one to list, without its suffix, as
+            ``last_checkpoint`` tells it; all are listed if it has no number.
+
+    Returns:
+        list[Path]: Those up to it and of its kind, by epoch or by iteration, from the
+        newest on.
+    """
     limit, found = NUMBERED.fullmatch(last), []
     for path in folder.glob('*.pth'):
         match = NUMBERED.fullmatch(path.stem)
-        if not match or not is_whole(path):
+        if not match or (limit and match[1] != limit[1]):
             continue
         number = int(match[2])
-        if limit is None or (match[1] == limit[1] and number <= int(limit[2])):
+        if limit is None or number <= int(limit[2]):
             found.append((number, path))
-    return max(found, default=(0, None))[1]
+    return [path for _, path in sorted(found, reverse=True)]
