@@ -4,16 +4,15 @@ import logging
 import re
 from dataclasses import dataclass, field
 
-from rich.console import Console
 from rich.table import Table
+
+from ..printing import as_text
 
 ESSENTIAL = r'^(?!.*bias$).*(patch_embed|pos_embed$|downsample\.)'
 """Keys without which a backbone does not see what it was trained on."""
 
 SHOWN = 3
 """Names that a row of the table shows."""
-
-WIDTH = 100
 
 
 @dataclass
@@ -115,10 +114,7 @@ class LoadReport:
         )
         for name, count, names in rows:
             table.add_row(name, str(count), _first(names) if names else '')
-        console = Console(width=WIDTH)
-        with console.capture() as capture:
-            console.print(table)
-        return '\n'.join(line.rstrip() for line in capture.get().splitlines())
+        return as_text(table)
 
     def _advice(self) -> str:
         if 2 * len(self.mismatched) > len(self.missing):

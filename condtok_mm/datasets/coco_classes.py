@@ -9,8 +9,9 @@ from difflib import get_close_matches
 
 from rich.columns import Columns
 
+from ..printing import as_text
 from .coco_sources import CocoSource
-from .findings import Findings, Kind, as_text
+from .findings import Findings, Kind
 
 NO_NAMES = Kind(
     'metainfo.classes that is no list of names',

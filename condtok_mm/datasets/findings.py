@@ -3,13 +3,12 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from rich.console import Console
 from rich.table import Table
+
+from ..printing import as_text
 
 SHOWN = 3
 """Names that a row shows."""
-
-WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -93,18 +92,3 @@ class Findings:
                 '\n'.join(names) + (f'\nand {more} more' if more else ''),
             )
         return as_text(table)
-
-
-def as_text(renderable: object) -> str:
-    """Print to a string, without colours.
-
-    Args:
-        renderable (object): Something of rich.
-
-    Returns:
-        str: Lines without spaces at their ends.
-    """
-    console = Console(width=WIDTH, markup=False, emoji=False, highlight=False)
-    with console.capture() as capture:
-        console.print(renderable)
-    return '\n'.join(line.rstrip() for line in capture.get().splitlines())
