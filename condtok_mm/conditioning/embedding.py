@@ -27,7 +27,10 @@ class Embedding:
     @property
     def tokens(self) -> Tensor:
         """Tokens (B, N, D)."""
-        return self.embedded.movedim(self.axis, -1).flatten(1, -2)
+        tokens = self.embedded.movedim(self.axis, -1).flatten(1, -2)
+        if len(tokens) == 1 and tokens.requires_grad and not tokens.is_contiguous():
+            return _ChannelsFirst.apply(tokens)
+        return tokens
 
     def replaced(self, tokens: Tensor):
         """The output with other tokens in it.
@@ -45,6 +48,22 @@ class Embedding:
         return type(self.output)(
             tokens if part is self.embedded else part for part in self.output
         )
+
+
+class _ChannelsFirst(torch.autograd.Function):
+    """Identity whose gradient lies in memory as that of a map: channels first.
+
+    For a batch of one, torch (2.10 on CPU) computes the backward pass of batch norm
+    wrongly where the gradient has its channels last and the input has not.
+    """
+
+    @staticmethod
+    def forward(ctx, tokens: Tensor) -> Tensor:
+        return tokens.view_as(tokens)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return gradient.mT.contiguous().mT
 
 
 def read_embedding(layer: nn.Module, images: Tensor, output) -> Embedding:

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from condtok_mm.conditioning import condition_number
 from condtok_mm.conditioning.attach import conditioned_layer
+from condtok_mm.conditioning.conditioner import GRADS
 from condtok_mm.models import CondTokXCiT
 
 from ..conftest import batch_images, photograph, randomise, reference, relative_error
@@ -206,6 +207,22 @@ def test_condition_number_of_a_photograph(patch_size):
     values = torch.linalg.svdvals(Y[0].double())
     assert values[0] / values[rank.item() - 1] <= 2.02
     assert relative_error(Y[0], reference(X[0])) < 1e-2
+
+
+@pytest.mark.parametrize('grad', GRADS)
+def test_gradient_of_an_image_is_its_share_of_a_batch(grad):
+    """Batch norms with fixed statistics, so that images do not depend on each other."""
+    model = build(conditioner=dict(floor=0.1, grad=grad))
+    images = torch.stack([photograph(64, 64, seed) for seed in range(2)])
+    shares = torch.randn(2, 16, 48)
+    found = []
+    for parts in ((slice(0, 2),), (slice(0, 1), slice(1, 2))):
+        model.zero_grad()
+        for part in parts:
+            (model.patch_embed(images[part])[0] * shares[part]).sum().backward()
+        found.append([p.grad.clone() for p in model.patch_embed.parameters()])
+    for whole, summed in zip(*found, strict=True):
+        assert relative_error(summed, whole) < 1e-4
 
 
 @pytest.mark.parametrize('divisor', [1, 32])
