@@ -50,10 +50,11 @@ def test_no_graph_break_in_the_conditioner(solver, grad):
     assert (explained.graph_count, explained.graph_break_count) == (1, 0)
 
 
+@pytest.mark.parametrize('batch', [1, 2])
 @pytest.mark.parametrize('build', [swin, vit])
-def test_backbones_compile_whole_and_give_the_same(build):
+def test_backbones_compile_whole_and_give_the_same(build, batch):
     model = build()
-    images = torch.stack([photograph(64, 96, seed) for seed in range(2)])
+    images = torch.stack([photograph(64, 96, seed) for seed in range(batch)])
     explained = torch._dynamo.explain(model)(images)
     assert explained.graph_break_count == 0, explained.break_reasons
     torch._dynamo.reset()

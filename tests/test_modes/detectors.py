@@ -104,7 +104,7 @@ def batch_norms(model: nn.Module) -> list[nn.Module]:
 
 
 def set_up_run(cfg: Config, shapes: Path, work_dir: Path, iters: int = 3) -> Config:
-    """Let a config train on a set of shapes for a few iterations, without evaluation."""
+    """Let a config train on some shapes for a few iterations, without validation."""
     for split in ('train', 'val', 'test'):
         dataset = cfg[f'{split}_dataloader'].dataset
         dataset.data_root = str(shapes)

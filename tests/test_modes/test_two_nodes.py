@@ -1,4 +1,7 @@
-"""dist_train.sh and dist_test.sh over two machines, here two agents on loopback."""
+"""dist_train.sh and dist_test.sh over two machines, here two agents on loopback.
+
+They share no folder that is written to.
+"""
 
 import json
 import subprocess
@@ -12,17 +15,20 @@ from ..test_tools import ROOT, environment
 from .detectors import PIXELS, SWIN
 
 PORT = 29517
+TIMEOUT = 600
 CONFIG = """
 _base_ = {base!r}
 custom_imports = dict(
     imports=['condtok_mm', 'witness'], allow_failed_imports=False)
 custom_hooks = [dict(type='Witness')]
-scale = ({pixels}, {pixels})
-train_dataloader = dict(dataset=dict(pipeline=_base_.train_pipeline))
-train_dataloader['dataset']['pipeline'][2]['scale'] = scale
+train_pipeline = _base_.train_pipeline
+train_pipeline[2].update(scale=({pixels}, {pixels}))
+train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
 train_cfg = dict(max_epochs=1, val_interval=1)
 model_wrapper_cfg = dict(type='MMDistributedDataParallel', device_ids=None)
 default_hooks = dict(logger=dict(interval=1))
+val_evaluator = dict(collect_device='gpu')
+test_evaluator = val_evaluator
 """
 WITNESS = """
 import hashlib
@@ -66,18 +72,22 @@ def run_on_two_nodes(folders, script, *args):
             OMP_NUM_THREADS='1',
         )
         variables['PYTHONPATH'] = str(folder.parent)
-        nodes.append(
-            subprocess.Popen(
-                ['bash', ROOT / 'tools' / script, *map(str, args)],
-                cwd=folder,
-                env=environment(**variables),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
+        with (folder / 'output.txt').open('w') as output:
+            nodes.append(
+                subprocess.Popen(
+                    ['bash', ROOT / 'tools' / script, *map(str, args)],
+                    cwd=folder,
+                    env=environment(**variables),
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
             )
-        )
-    words = [node.communicate()[0] for node in nodes]
-    return [node.returncode for node in nodes], words
+    try:
+        exits = [node.wait(timeout=TIMEOUT) for node in nodes]
+    finally:
+        for node in nodes:
+            node.terminate()
+    return exits, [(folder / 'output.txt').read_text() for folder in folders]
 
 
 @pytest.fixture(scope='module')
@@ -140,8 +150,9 @@ def test_two_nodes_test_as_they_validated(trained):
     assert exits == [0, 0], '\n'.join(words)
     (path,) = folders[0].glob('test/2*/2*.json')
     tested = json.loads(path.read_text())
-    for key in ('coco/bbox_mAP', 'coco/segm_mAP'):
-        assert tested[key] == validated[key]
+    assert {'coco/bbox_mAP', 'coco/segm_mAP'} <= tested.keys()
+    for key, value in tested.items():
+        assert not key.startswith('coco/') or value == validated[key]
 
 
 def test_a_node_does_not_wait_for_one_that_refuses(trained):
