@@ -28,7 +28,8 @@ class Embedding:
     def tokens(self) -> Tensor:
         """Tokens (B, N, D)."""
         tokens = self.embedded.movedim(self.axis, -1).flatten(1, -2)
-        if len(tokens) == 1 and tokens.requires_grad and not tokens.is_contiguous():
+        is_single = tokens.requires_grad and tokens.shape[0] == 1
+        if is_single and not tokens.is_contiguous():
             return _ChannelsFirst.apply(tokens)
         return tokens
 
