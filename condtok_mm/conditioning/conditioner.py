@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import warnings
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +63,9 @@ class TokenConditioner(nn.Module):
             :func:`attach_conditioner`. None counts every token. Defaults to 0.0.
 
     Attributes:
-        strength (float): Factor on C in [0, 1]; 0 is the identity. Not in checkpoints.
+        strength (float): Factor on C in [0, 1]; 0 is the identity. Checkpoints do not
+            set it: where weights were saved at less than 1 and run at another one, the
+            first forward warns, unless it has been set since they were loaded.
         preconditioner (Tensor | None): The constant P of a calibrated conditioner, for
             all images alike: a buffer (D, D). None computes C for each image.
 
@@ -110,6 +113,7 @@ class TokenConditioner(nn.Module):
         self.pad_value = _check_pad_value(pad_value)
         self.strength = 1.0
         self.register_buffer('preconditioner', None)
+        self._register_state_dict_hook(_note_strength)
 
     @property
     def strength(self) -> float:
@@ -122,6 +126,7 @@ class TokenConditioner(nn.Module):
         if not 0 <= value <= 1:
             raise ValueError(f'strength must lie in [0, 1], but got {value}.')
         self._strength = float(value)
+        self._saved_strength = None
 
     def extra_repr(self) -> str:
         """Return the arguments, as ``repr`` and the start-up log line show them."""
@@ -149,6 +154,8 @@ class TokenConditioner(nn.Module):
             ValueError: If a shape is wrong.
         """
         check_tokens(tokens, valid)
+        if self._saved_strength is not None and not torch.compiler.is_compiling():
+            self._warn_of_strength()
         if self.strength == 0 or tokens.numel() == 0:
             return tokens
         with torch.autocast(tokens.device.type, enabled=False):
@@ -174,6 +181,16 @@ class TokenConditioner(nn.Module):
             )
         identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
         return self.strength * (matrix - identity)
+
+    def _warn_of_strength(self) -> None:
+        saved, self._saved_strength = self._saved_strength, None
+        warnings.warn(
+            f'the weights were saved within a warm-up, at conditioner strength '
+            f'{saved:g}, but run at {self.strength:g}. A runner with KappaWarmupHook '
+            f'sets it; elsewhere say model.backbone.conditioner.strength = {saved:g} '
+            f'once they are loaded, or = {self.strength:g} if that is meant.',
+            stacklevel=2,
+        )
 
     def _condition(self, tokens: Tensor, valid: Tensor | None) -> Tensor:
         rtol = default_rtol(tokens.dtype) if self.rtol is None else self.rtol
@@ -238,6 +255,9 @@ class TokenConditioner(nn.Module):
     def _load_from_state_dict(
         self, state_dict, prefix, metadata, strict, missing, unexpected, errors
     ) -> None:
+        saved = metadata.get('strength')
+        if saved != self.strength:
+            self._saved_strength = saved
         # A calibrated checkpoint calibrates the conditioner that loads it.
         matrix = state_dict.get(f'{prefix}preconditioner')
         if matrix is not None and self.preconditioner is None:
@@ -249,6 +269,14 @@ class TokenConditioner(nn.Module):
         super()._load_from_state_dict(
             state_dict, prefix, metadata, strict, missing, unexpected, errors
         )
+
+
+def _note_strength(
+    module: TokenConditioner, state_dict: dict, prefix: str, metadata: dict
+) -> None:
+    """Note a strength below 1 in what a state dict tells about its modules."""
+    if module.strength < 1:
+        metadata['strength'] = module.strength
 
 
 def _product(

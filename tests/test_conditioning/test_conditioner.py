@@ -1,5 +1,6 @@
 import copy
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -329,3 +330,29 @@ def test_extreme_float64_scales(scale, grad):
     conditioner = TokenConditioner(grad=grad, rescale=True, floor=0.1)
     conditioner(X).sum().backward()
     assert X.grad.isfinite().all()
+
+
+def test_weights_of_a_warm_up_warn_once_where_they_run_at_another_strength():
+    tokens = make_tokens(30, 8, 1e2)[None]
+    saved, loaded = TokenConditioner(), TokenConditioner()
+    saved.strength = 0.25
+    state = saved.state_dict()
+    assert not state
+    loaded.load_state_dict(state)
+    with pytest.warns(
+        UserWarning, match=r'at conditioner strength 0\.25, but run at 1'
+    ):
+        loaded(tokens)
+    assert loaded.strength == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        loaded(tokens)
+        for strength in (0.25, 1.0):
+            loaded.load_state_dict(state)
+            loaded.strength = strength
+            loaded(tokens)
+        loaded.strength = 0.25
+        loaded.load_state_dict(state)
+        loaded(tokens)
+        loaded.load_state_dict(TokenConditioner().state_dict())
+        loaded(tokens)

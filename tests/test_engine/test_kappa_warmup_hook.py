@@ -1,6 +1,7 @@
 import itertools
 import json
 import os
+import warnings
 
 import pytest
 import torch
@@ -251,6 +252,19 @@ def test_checkpoint_without_a_note_is_tested_with_all(tmp_path):
     runner.model.backbone.conditioner.strength = 0.25
     runner.test()
     assert strength(runner.model) == 1.0
+
+
+def test_a_run_is_warned_of_another_strength_unless_it_has_the_hook(tmp_path):
+    make_runner(tmp_path / 'run').train()
+    path = str(tmp_path / 'run/epoch_1.pth')
+    hooks = [dict(type='EMAHook', priority='VERY_HIGH'), WARMUP]
+    with warnings.catch_warnings():
+        warnings.filterwarnings('error', message='the weights were saved')
+        make_runner(tmp_path / 'test', custom_hooks=hooks, load_from=path).test()
+        make_runner(tmp_path / 'train', custom_hooks=hooks, load_from=path).train()
+    runner = make_runner(tmp_path / 'plain', custom_hooks=[], load_from=path)
+    with pytest.warns(UserWarning, match=r'at conditioner strength 0\.5, but run at 1'):
+        runner.test()
 
 
 def test_model_without_conditioner_is_named_once(tmp_path):

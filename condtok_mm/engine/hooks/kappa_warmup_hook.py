@@ -27,7 +27,7 @@ class KappaWarmupHook(Hook):
     Checkpoints note their strength in ``meta``. A run with this hook that loads one
     uses it for validation and tests, and 1 for a checkpoint without a note. Without
     this hook, as in mmdet's ``init_detector``, the strength is 1 whatever the
-    checkpoint.
+    checkpoint, and the conditioner warns if it was saved at less.
 
     A compiled model is compiled a second time when the strength first changes. Where
     torch specialises on floats, as it does up to 2.5, it is compiled anew for each
