@@ -425,7 +425,7 @@ def test_no_tool_runs_what_a_checkpoint_holds(trained):
         (
             'analysis_tools/benchmark.py',
             ['--cfg-options', 'model.backbone.conditioner.kappa=0.5'],
-            'kappa must be a finite number > 1, but got 0.5',
+            'kappa must lie in (1, inf), but got 0.5',
         ),
         (
             'model_converters/calibrate_conditioner.py',
