@@ -15,6 +15,7 @@ from ...conditioning.arguments import (
     check_integer,
     check_integers,
     check_number,
+    check_type,
 )
 from ...registry import register
 from ..arguments import check_heads, stock_arguments
@@ -209,6 +210,8 @@ def _check(arguments: dict) -> None:
     check_integers('out_indices', arguments['out_indices'], 0, stages - 1)
     check_integer('frozen_stages', arguments['frozen_stages'], -1, stages)
     check_flag('convert_weights', arguments['convert_weights'])
+    if arguments['pretrained'] is not None:
+        check_type('pretrained', arguments['pretrained'], str, 'a file or None')
     if arguments['qk_scale'] is not None:
         check_number('qk_scale', arguments['qk_scale'], '(0, inf)')
     if strides[0] != arguments['patch_size']:
