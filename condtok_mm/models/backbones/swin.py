@@ -205,8 +205,13 @@ def _check(arguments: dict) -> None:
     )
     check_integers('depths', depths, 1)
     stages = len(depths)
-    check_integers('num_heads', heads, 1, length=stages)
-    check_integers('strides', strides, 1, length=stages)
+    for name, values in (('num_heads', heads), ('strides', strides)):
+        check_integers(name, values, 1)
+        if len(values) < stages:
+            raise ValueError(
+                f'{name} must hold an integer for each of {stages} stages, but got '
+                f'{values}.'
+            )
     check_integers('out_indices', arguments['out_indices'], 0, stages - 1)
     check_integer('frozen_stages', arguments['frozen_stages'], -1, stages)
     check_flag('convert_weights', arguments['convert_weights'])
@@ -219,5 +224,5 @@ def _check(arguments: dict) -> None:
             f'strides[0] must be patch_size={arguments["patch_size"]}, but got '
             f'{strides[0]}.'
         )
-    for stage, number in enumerate(heads):
-        check_heads(arguments['embed_dims'] * 2**stage, number)
+    for stage in range(stages):
+        check_heads(arguments['embed_dims'] * 2**stage, heads[stage])
