@@ -56,6 +56,7 @@ setup(
         'onnx': ['onnx', 'onnxruntime', 'onnxscript'],
         'safetensors': ['safetensors'],
         'tests': [
+            'hypothesis',
             'onnx',
             'onnxruntime',
             'onnxscript',

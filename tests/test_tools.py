@@ -373,6 +373,21 @@ def test_calibrate_conditioner(trained):
     assert not (trained / 'folded.pth').exists()
 
 
+def test_stress_detector(tmp_path):
+    few = ['--count', 6, '--max-size', 90, '--seed', 3]
+    printed = run(tmp_path, 'misc/stress_detector.py', CONFIG, *few)
+    assert re.search(r'[6-9] images in \d batches, 0 of them failed', printed)
+    nan = ['--cfg-options', 'model.data_preprocessor.mean=[nan,nan,nan]']
+    printed = run(tmp_path, 'misc/stress_detector.py', CONFIG, *few, *nan, expected=1)
+    failures = [line for line in printed.splitlines() if 'again:' in line]
+    assert len(failures) > 1
+    assert failures[-1].startswith('FloatingPointError: features that hold inf or nan')
+    again = failures[-1].partition('again: ')[2].split()
+    printed = run(tmp_path, 'misc/stress_detector.py', CONFIG, *again, *nan, expected=1)
+    assert failures[-1] in printed
+    assert 'in 1 batches, 1 of them failed' in printed
+
+
 def test_convert_checkpoint(trained):
     tool = 'model_converters/convert_checkpoint.py'
     detector = torch.load(trained / 'work/epoch_1.pth', weights_only=False)[
@@ -442,11 +457,16 @@ def test_no_tool_runs_what_a_checkpoint_holds(trained):
             'junk.pth cannot be read as a checkpoint',
         ),
         ('analysis_tools/benchmark.py', ['--warmup', '-1'], '--warmup is too small'),
+        (
+            'misc/stress_detector.py',
+            ['--max-size', '0'],
+            '--max-size must be at least 1, but got 0',
+        ),
         ('analysis_tools/benchmark.py', ['--device', 'foo'], 'on foo: '),
         (
             'analysis_tools/benchmark.py',
             ['--cfg-options', 'model.backbone.conditioner.kappa=0.5'],
-            'kappa must be a finite number > 1, but got 0.5',
+            'kappa must lie in (1, inf), but got 0.5',
         ),
         (
             'model_converters/calibrate_conditioner.py',

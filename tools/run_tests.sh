@@ -4,9 +4,10 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=$(bash "$root/tools/setup_env.sh")
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-if ! "$python" -c 'import pytest, ruff, onnx, onnxruntime, onnxscript, safetensors, timm' \
-    2>/dev/null; then
-    "$python" -m pip install -q pytest ruff onnx onnxruntime onnxscript safetensors timm
+needed='hypothesis, onnx, onnxruntime, onnxscript, pytest, ruff, safetensors, timm'
+if ! "$python" -c "import $needed" 2>/dev/null; then
+    # shellcheck disable=SC2086  # one name after the other
+    "$python" -m pip install -q ${needed//,/}
 fi
 cd "$root"
 exec "$python" -m pytest "$@"

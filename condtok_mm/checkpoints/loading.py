@@ -9,6 +9,7 @@ from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
+from ..conditioning.arguments import check_number
 from .fitting import fit
 from .layouts import LAYOUTS
 from .reading import read_checkpoint
@@ -130,11 +131,10 @@ def install_checkpoint_reader(
         nn.Module: The backbone.
 
     Raises:
-        ValueError: If ``min_matched`` is out of range.
+        TypeError: If ``min_matched`` is not a number.
+        ValueError: If it is out of range.
     """
-    number = isinstance(min_matched, int | float) and not isinstance(min_matched, bool)
-    if not number or not 0 <= min_matched <= 1:
-        raise ValueError(f'min_matched must lie in [0, 1], but got {min_matched!r}.')
+    check_number('min_matched', min_matched, '[0, 1]')
     handle = backbone._register_load_state_dict_pre_hook(
         _Reader(min_matched, new), with_module=True
     )

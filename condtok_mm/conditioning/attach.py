@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from .arguments import check_type
 from .conditioner import TokenConditioner, cast_if_finite
 from .embedding import Embedding, read_embedding
 from .padding import valid_tokens
@@ -44,11 +45,9 @@ def attach_conditioner(
         TypeError: If ``conditioner`` is not a TokenConditioner.
         ValueError: If the backbone has no such layer, or a conditioner already.
     """
-    if not isinstance(conditioner, TokenConditioner):
-        raise TypeError(
-            'conditioner must be a TokenConditioner, but got '
-            f'{type(conditioner).__name__}.'
-        )
+    check_type('backbone', backbone, nn.Module, 'a module')
+    check_type('conditioner', conditioner, TokenConditioner, 'a TokenConditioner')
+    check_type('embed', embed, str, 'the dotted name of a layer')
     name = type(backbone).__name__
     if hasattr(backbone, 'conditioner'):
         raise ValueError(
@@ -99,6 +98,7 @@ def conditioned_layer(backbone: nn.Module) -> nn.Module:
     Raises:
         ValueError: If no conditioner is attached.
     """
+    check_type('backbone', backbone, nn.Module, 'a module')
     for layer in backbone.modules():
         if isinstance(vars(layer).get('forward'), ConditionedForward):
             return layer

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from .arguments import check_type, shown
 from .attach import conditioned_layer, detach_conditioner
 from .conditioner import TokenConditioner
 from .controls import ScaleControl
@@ -34,11 +35,17 @@ def calibrate_conditioner(
         TokenConditioner: The conditioner.
 
     Raises:
+        TypeError: If an argument has a wrong type.
         ValueError: If no conditioner is attached, or no image holds a token.
     """
     forward = conditioned_layer(backbone).forward
     gram, dtype = None, torch.float32
+    check_type('batches', batches, Iterable, 'an iterable of images')
     for images in batches:
+        if not torch.is_tensor(images) or images.dim() != 4:
+            raise TypeError(
+                f'each of batches must be images (B, C, H, W), but got {shown(images)}.'
+            )
         tokens, valid = forward.tokens(images, forward.embed(images))
         dtype = tokens.dtype
         counted = largest_entry(tokens)[..., 0].isfinite()
@@ -48,7 +55,7 @@ def calibrate_conditioner(
         gram = total if gram is None else gram + total
     if gram is None or not gram.any():
         raise ValueError(
-            'there is no token to calibrate on: no image, or padding only.'
+            'batches hold no token to calibrate on: no image, or padding only.'
         )
     conditioner = forward.conditioner
     conditioner.preconditioner = preconditioner(conditioner, gram).to(dtype)
@@ -87,6 +94,7 @@ def fold_conditioner(backbone: nn.Module) -> nn.Module:
         nn.Module: The backbone, without a conditioner.
 
     Raises:
+        TypeError: If ``backbone`` is not a module.
         ValueError: If the conditioner is not calibrated, rescales or is a control, or
             the embedding is more than a convolution. The backbone is then as it was.
     """

@@ -1,12 +1,11 @@
 """TokenConditioner: X + C with a bounded condition number."""
 
-import math
-import numbers
 import warnings
 
 import torch
 from torch import Tensor, nn
 
+from .arguments import check_choice, check_flag, check_number, check_pad_value
 from .polar import GRAM_RTOL, SOLVERS, choose_solver, compute_dtype, polar_factor
 from .spectrum import check_tokens, default_rtol, entry_scale, largest_entry
 
@@ -85,20 +84,15 @@ class TokenConditioner(nn.Module):
         pad_value: float | tuple[float, ...] | None = 0.0,
     ) -> None:
         super().__init__()
-        _check_number('kappa', kappa)
-        _check_number('floor', floor)
-        if not 1 < kappa < float('inf'):
-            raise ValueError(f'kappa must be a finite number > 1, but got {kappa}.')
-        if not 0 <= floor <= 1:
-            raise ValueError(f'floor must lie in [0, 1], but got {floor}.')
-        _check_choice('solver', solver, ('auto', *SOLVERS))
-        _check_choice('grad', grad, GRADS)
-        if not isinstance(rescale, bool):
-            raise TypeError(f'rescale must be True or False, but got {rescale!r}.')
+        check_number('kappa', kappa, '(1, inf)')
+        check_number('floor', floor, '[0, 1]')
+        check_choice('solver', solver, ('auto', *SOLVERS))
+        check_choice('grad', grad, GRADS)
+        check_flag('rescale', rescale)
+        if pad_value is not None:
+            check_pad_value(pad_value)
         if rtol is not None:
-            _check_number('rtol', rtol)
-            if not 0 < rtol < 1:
-                raise ValueError(f'rtol must lie in (0, 1), but got {rtol}.')
+            check_number('rtol', rtol, '(0, 1)')
             if solver in ('eigh', 'newton_schulz') and rtol < GRAM_RTOL:
                 raise ValueError(
                     f'rtol={rtol} is below the {GRAM_RTOL:.1e} that solver={solver!r} '
@@ -110,7 +104,11 @@ class TokenConditioner(nn.Module):
         self.rtol = rtol
         self.grad = grad
         self.rescale = rescale
-        self.pad_value = _check_pad_value(pad_value)
+        self.pad_value = pad_value
+        if isinstance(pad_value, list | tuple):
+            self.pad_value = tuple(float(channel) for channel in pad_value)
+        elif pad_value is not None:
+            self.pad_value = float(pad_value)
         self.strength = 1.0
         self.register_buffer('preconditioner', None)
         self._register_state_dict_hook(_note_strength)
@@ -122,9 +120,7 @@ class TokenConditioner(nn.Module):
 
     @strength.setter
     def strength(self, value: float) -> None:
-        _check_number('strength', value)
-        if not 0 <= value <= 1:
-            raise ValueError(f'strength must lie in [0, 1], but got {value}.')
+        check_number('strength', value, '[0, 1]')
         self._strength = float(value)
         self._saved_strength = None
 
@@ -201,11 +197,14 @@ class TokenConditioner(nn.Module):
         if self.preconditioner is not None:
             dtype = torch.promote_types(tokens.dtype, torch.float32)
         embedded = tokens.to(dtype)
-        scale, finite = entry_scale(embedded)
+        scale, finite = entry_scale(embedded, valid)
         counted = finite if valid is None else finite & valid.unsqueeze(-1)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.grad != 'detach'):
             rows = (embedded * (counted / scale)).nan_to_num_(0, 0, 0)
             tall, root, reach = self._correction(rows, solver, rtol)
+        if valid is not None and tall.shape != rows.shape:
+            # On the tokens' side rounding would reach those that do not count.
+            root = root * counted.mT
         # Entries of tokens are at most two scales, those of C at most reach scales.
         reach = torch.maximum(2 + reach, largest_entry(root))
         gain = None
@@ -304,30 +303,3 @@ def cast_if_finite(conditioned: Tensor, dtype: torch.dtype, tokens: Tensor) -> T
     cast = conditioned.to(dtype)
     fits = largest_entry(cast).isfinite()
     return torch.where(fits, cast, tokens.to(dtype))
-
-
-def _check_number(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f'{name} must be a number, but got {value!r}.')
-
-
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in choices:
-        known = ', '.join(map(repr, choices))
-        raise ValueError(f'{name} must be one of {known}, but got {value!r}.')
-
-
-def _check_pad_value(value):
-    if value is None:
-        return None
-    channels = value if isinstance(value, list | tuple) else [value]
-    for channel in channels:
-        _check_number('pad_value', channel)
-    if not channels or not all(math.isfinite(channel) for channel in channels):
-        raise ValueError(
-            'pad_value must be finite, one number or one for each channel, but got '
-            f'{value!r}.'
-        )
-    if isinstance(value, list | tuple):
-        return tuple(float(channel) for channel in value)
-    return float(value)

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from .arguments import check_number
 from .polar import GRAM_RTOL, SPECTRA
 
 
@@ -89,8 +90,7 @@ def singular_values(
 def _range(dtype: torch.dtype, rtol: float | None) -> float:
     if rtol is None:
         return default_rtol(dtype)
-    if not 0 < rtol < 1:
-        raise ValueError(f'rtol must lie in (0, 1), but got {rtol}.')
+    check_number('rtol', rtol, '(0, 1)')
     return rtol
 
 
@@ -154,36 +154,42 @@ def numerical_rank(values: Tensor, rtol: float) -> Tensor:
     return (values > rtol * values[:, :1]).sum(-1)
 
 
-def entry_scale(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale that brings the entries of each matrix to at most two.
+def entry_scale(rows: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Scale that brings the valid entries of each matrix to at most two.
 
     Without it a square of tokens may over- or underflow.
 
     Args:
         rows (Tensor): Matrices. Has shape (B, M, K), not empty.
+        valid (Tensor, optional): Rows that count, boolean. Has shape (B, M). Defaults
+            to None, which counts all.
 
     Returns:
         tuple[Tensor, Tensor]: What to divide by (B, 1, 1), a constant for the gradient
         and a power of two, so that nothing is rounded; and whether all entries are
         finite (B, 1, 1), boolean. Where they are not, the scale is one.
     """
-    largest = largest_entry(rows)
-    finite = largest.isfinite()
+    if valid is None:
+        largest = largest_entry(rows)
+        finite = largest.isfinite()
+    else:
+        by_row = largest_entry(rows, (-1,))
+        largest = torch.where(valid.unsqueeze(-1), by_row, 0).amax(1, keepdim=True)
+        finite = by_row.isfinite().all(1, keepdim=True)
     _, limit = math.frexp(torch.finfo(rows.dtype).max)
     exponent = torch.where(finite, largest, 1).log2().floor()
     return exponent.clamp(2 - limit, limit - 2).exp2(), finite
 
 
-def largest_entry(rows: Tensor) -> Tensor:
-    """Largest magnitude in each matrix, a constant for the gradient.
+def largest_entry(rows: Tensor, axes: tuple[int, ...] = (-2, -1)) -> Tensor:
+    """Largest magnitude in each matrix or row, a constant for the gradient.
 
     Args:
         rows (Tensor): Matrices. Has shape (B, M, K), not empty.
+        axes (tuple[int, ...]): What to reduce. Defaults to (-2, -1), whole matrices.
 
     Returns:
-        Tensor: Magnitudes (B, 1, 1); nan where a matrix holds nan.
+        Tensor: Magnitudes (B, 1, 1), or (B, M, 1); nan where there is nan.
     """
     rows = rows.detach()
-    return torch.maximum(
-        rows.amax((-2, -1), keepdim=True), -rows.amin((-2, -1), keepdim=True)
-    )
+    return torch.maximum(rows.amax(axes, keepdim=True), -rows.amin(axes, keepdim=True))

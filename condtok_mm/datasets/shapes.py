@@ -17,6 +17,8 @@ import numpy as np
 from pycocotools import mask as mask_utils
 from rich.progress import track
 
+from ..conditioning.arguments import check_flag, check_integer, check_type
+
 
 def _ring(radii: list[float], start: float = 0.0) -> np.ndarray:
     """Place vertices of these radii at equal angles around the origin."""
@@ -116,6 +118,7 @@ def make_shapes(
         ``root`` as a path.
 
     Raises:
+        TypeError: An argument has a wrong type.
         ValueError: An argument is out of range.
         FileExistsError: ``root`` holds anything but a set made with these arguments,
             and may not be replaced.
@@ -127,8 +130,10 @@ def make_shapes(
         'seed': seed,
     }
     for (name, value), least in zip(arguments.items(), (1, 1, 64, 0), strict=True):
-        if not isinstance(value, int) or value < least:
-            raise ValueError(f'{name} must be an integer >= {least}, got {value!r}.')
+        check_integer(name, value, least)
+    check_flag('overwrite', overwrite)
+    check_flag('progress', progress)
+    check_type('root', root, str | Path, 'the path of a folder')
 
     root = Path(root)
     target = root.resolve()

@@ -190,7 +190,7 @@ def test_tool(tmp_path):
 @pytest.mark.parametrize(
     ('args', 'words'),
     [
-        ((CONFIG, '--kappa', 1), 'kappa must be a finite number > 1, but got 1.0'),
+        ((CONFIG, '--kappa', 1), 'kappa must lie in (1, inf), but got 1.0'),
         (
             (CONFIG.with_name(CONFIG.name.replace('-condtok', '')),),
             'SwinTransformer has no conditioner attached',

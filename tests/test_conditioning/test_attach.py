@@ -195,7 +195,7 @@ def test_unknown_layer_is_named(embed, words):
 
 def test_wrong_use_raises():
     backbone = Backbone()
-    with pytest.raises(TypeError, match='TokenConditioner, but got dict'):
+    with pytest.raises(TypeError, match=r"TokenConditioner, but got \{'kappa'"):
         attach_conditioner(backbone, dict(kappa=2.0), EMBED)
     with pytest.raises(ValueError, match='Backbone has no conditioner attached'):
         detach_conditioner(backbone)

@@ -69,7 +69,7 @@ def test_config_switch_and_what_makes_no_sense():
     assert backbone(images)[0].isfinite().all()
     with pytest.raises(ValueError, match='rescale'):
         vit(rescale=True)
-    with pytest.raises(ValueError, match=r"one of .*ScaleControl, but got 'X'"):
+    with pytest.raises(ValueError, match=r"one of .*'ScaleControl', but got 'X'"):
         CondTokViT(arch=ARCH, conditioner=dict(type='X'))
     calibrate_conditioner(backbone, [images])
     with pytest.raises(ValueError, match='ScaleControl depends on each image'):

@@ -410,9 +410,9 @@ def test_layer_that_is_named_is_measured(tmp_path):
 @pytest.mark.parametrize(
     ('interval', 'error', 'words'),
     [
-        (0, ValueError, 'interval must be at least 1, but got 0'),
-        (2.0, TypeError, r'interval must be a whole number.*2\.0'),
-        (True, TypeError, 'interval must be a whole number.*True'),
+        (0, ValueError, 'interval must be an integer >= 1, but got 0'),
+        (2.0, TypeError, r'interval must be an integer.*2\.0'),
+        (True, TypeError, 'interval must be an integer.*True'),
     ],
 )
 def test_bad_interval_is_named(interval, error, words):

@@ -220,7 +220,7 @@ def test_wrong_backbone_is_explained(cfg, error, words):
         ),
         (dict(conditioner=dict(kapa=2)), TypeError, 'no argument kapa'),
         (dict(conditioner=2.0), TypeError, 'but got 2.0'),
-        (dict(conditioner=dict(kappa=1)), ValueError, 'kappa must be'),
+        (dict(conditioner=dict(kappa=1)), ValueError, 'kappa must lie'),
     ],
 )
 def test_wrong_arguments_are_explained(kwargs, error, words):

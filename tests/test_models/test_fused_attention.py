@@ -200,7 +200,7 @@ def test_usable_says_no_where_a_layer_is_not_plain():
 
 
 def test_unknown_attention_is_named():
-    with pytest.raises(ValueError, match="one of fused, stock, but got 'flash'"):
+    with pytest.raises(ValueError, match="one of 'fused', 'stock', but got 'flash'"):
         CondTokSwinTransformer(attn='flash')
 
 

@@ -11,6 +11,7 @@ from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from ...conditioning import TokenConditioner
+from ...conditioning.arguments import check_integer, check_pad_value, check_type
 from ...conditioning.attach import ConditionedForward, conditioned_layer
 from ...conditioning.spectrum import (
     condition_over,
@@ -57,8 +58,8 @@ class ConditionNumberHook(Hook):
             channels or one per channel. None counts every token. Defaults to 0.0.
 
     Raises:
-        TypeError: If ``interval`` is not an integer.
-        ValueError: If it is below 1.
+        TypeError: If an argument has a wrong type.
+        ValueError: If ``interval`` is below 1, or ``pad_value`` not finite.
     """
 
     def __init__(
@@ -67,12 +68,11 @@ class ConditionNumberHook(Hook):
         embed: str | None = None,
         pad_value: float | Sequence[float] | None = 0.0,
     ) -> None:
-        if isinstance(interval, bool) or not isinstance(interval, int):
-            raise TypeError(
-                f'interval must be a whole number of iterations, but got {interval!r}.'
-            )
-        if interval < 1:
-            raise ValueError(f'interval must be at least 1, but got {interval}.')
+        check_integer('interval', interval, 1)
+        if embed is not None:
+            check_type('embed', embed, str, 'the dotted name of a layer or None')
+        if pad_value is not None:
+            check_pad_value(pad_value)
         self.interval = interval
         self.embed = embed
         self.pad_value = pad_value

@@ -8,6 +8,7 @@ from mmengine.logging import print_log
 from mmengine.runner import IterBasedTrainLoop, Runner
 
 from ...conditioning import TokenConditioner
+from ...conditioning.arguments import check_flag, shown
 from ...registry import register
 
 META_KEY = 'conditioner_strength'
@@ -52,11 +53,10 @@ class KappaWarmupHook(Hook):
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(
                     f'{name} must be a whole number of epochs or iterations, but got '
-                    f'{value!r}; count in iterations (by_epoch=False) for a part of an '
-                    'epoch.'
+                    f'{shown(value)}; count in iterations (by_epoch=False) for a part '
+                    'of an epoch.'
                 )
-        if not isinstance(by_epoch, bool):
-            raise TypeError(f'by_epoch must be True or False, but got {by_epoch!r}.')
+        check_flag('by_epoch', by_epoch)
         if not 0 <= begin < end:
             raise ValueError(
                 f'begin and end must satisfy 0 <= begin < end, but got begin={begin} '

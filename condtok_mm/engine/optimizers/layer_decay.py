@@ -4,8 +4,19 @@ from mmengine.logging import print_log
 from mmengine.optim import DefaultOptimWrapperConstructor
 from torch import nn
 
+from ...conditioning.arguments import check_flag, check_number, check_type
 from ...registry import register
 from .layer_depth import layer_depths
+
+MULTIPLIERS = (
+    'bias_lr_mult',
+    'bias_decay_mult',
+    'norm_decay_mult',
+    'flat_decay_mult',
+    'dwconv_decay_mult',
+    'dcn_offset_lr_mult',
+)
+KEYS = ('decay_rate', 'custom_keys', 'bypass_duplicate', *MULTIPLIERS)
 
 COLUMNS = '{:>5}  {:>8}  {:>9}  {:>12}  {:>7}  {:>11}'
 
@@ -27,21 +38,18 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         paramwise_cfg (dict): Must hold ``decay_rate`` in (0, 1].
 
     Raises:
-        ValueError: If ``decay_rate`` is missing or out of range, the optimizer has no
-            ``lr``, no block is found in the model's backbone, or a parameter is shared
-            without ``bypass_duplicate``.
+        TypeError: If ``paramwise_cfg`` or a value in it has a wrong type.
+        ValueError: If it holds an unknown key, ``decay_rate`` is missing, a value is
+            out of range, the optimizer has no ``lr``, or no ``weight_decay`` that one
+            multiplies, no block is found in the model's backbone, or a parameter is
+            shared without ``bypass_duplicate``.
     """
 
     def _validate_cfg(self) -> None:
+        _check(self.paramwise_cfg, self.base_wd)
         super()._validate_cfg()
         if self.base_lr is None:
             raise ValueError('layer-wise decay needs optimizer.lr, which is missing.')
-        rate = self.paramwise_cfg.get('decay_rate')
-        number = isinstance(rate, int | float) and not isinstance(rate, bool)
-        if not number or not 0 < rate <= 1:
-            raise ValueError(
-                f'paramwise_cfg.decay_rate must lie in (0, 1], but got {rate!r}.'
-            )
         # Kept from mmengine's constructor, which would skip its rules for a match.
         self.paramwise_cfg = dict(self.paramwise_cfg)
         self.custom_keys = self.paramwise_cfg.pop('custom_keys', {})
@@ -107,6 +115,34 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             decay = self.base_wd * settings['decay_mult']
             settings.setdefault('weight_decay', decay)
         return settings
+
+
+def _check(cfg: dict, weight_decay: float | None) -> None:
+    """Raise unless ``paramwise_cfg`` holds what it may."""
+    check_type('paramwise_cfg', cfg, dict, 'a dict')
+    if unknown := [str(key) for key in cfg if key not in KEYS]:
+        raise ValueError(
+            f'paramwise_cfg has no key {", ".join(unknown)}; it takes '
+            f'{", ".join(KEYS)}.'
+        )
+    check_number('paramwise_cfg.decay_rate', cfg.get('decay_rate'), '(0, 1]')
+    check_flag('paramwise_cfg.bypass_duplicate', cfg.get('bypass_duplicate', False))
+    multipliers = {
+        f'paramwise_cfg.{name}': cfg[name] for name in MULTIPLIERS if name in cfg
+    }
+    custom = cfg.get('custom_keys', {})
+    check_type('paramwise_cfg.custom_keys', custom, dict, 'a dict of dicts')
+    for key, settings in custom.items():
+        place = f'paramwise_cfg.custom_keys[{key!r}]'
+        check_type('a key of paramwise_cfg.custom_keys', key, str, 'a part of a name')
+        check_type(place, settings, dict, 'a dict')
+        for name in ('lr_mult', 'decay_mult'):
+            if name in settings:
+                multipliers[f'{place}.{name}'] = settings[name]
+    for name, value in multipliers.items():
+        check_number(name, value, '[0, inf)')
+        if name.endswith('decay_mult') and weight_decay is None:
+            raise ValueError(f'{name} needs optimizer.weight_decay, which is missing.')
 
 
 def _table(groups: list[dict]) -> str:

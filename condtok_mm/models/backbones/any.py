@@ -10,6 +10,7 @@ from torch import nn
 
 from ...checkpoints import MIN_MATCHED, install_checkpoint_reader
 from ...conditioning import TokenConditioner
+from ...conditioning.arguments import check_type, shown
 from ...registry import register
 from .install import install_conditioner
 
@@ -58,8 +59,10 @@ def CondTok(  # noqa: N802
     if not isinstance(backbone, dict) or 'type' not in backbone:
         raise TypeError(
             "backbone must be a config, as dict(type='PyramidVisionTransformer'), but "
-            f'got {backbone!r}.'
+            f'got {shown(backbone)}.'
         )
+    if embed is not None:
+        check_type('embed', embed, str, 'the dotted name of a layer or None')
     model = install_checkpoint_reader(_build(backbone), min_matched)
     if conditioner is None:
         install_conditioner(model, None)
@@ -139,7 +142,7 @@ def _build(cfg: dict) -> nn.Module:
     cls, scope = _look_up(kind, scopes) if isinstance(kind, str) else (kind, scopes[0])
     if not callable(cls):
         raise TypeError(
-            f'type of backbone must be a name or a class, but got {kind!r}.'
+            f'type of backbone must be a name or a class, but got {shown(kind)}.'
         )
     if 'conditioner' in inspect.signature(cls).parameters:
         raise TypeError(
@@ -178,7 +181,7 @@ def _look_up(kind: str, scopes: list[str]) -> tuple[Callable, str]:
     close = difflib.get_close_matches(name, sorted(known)) or ['none']
     raise ValueError(
         f'no backbone {kind!r} is registered in {", ".join(scopes)}; close names: '
-        f'{", ".join(close)}. If it is your own, list its module in custom_imports.'
+        f'{", ".join(close)}; if it is your own, list its module in custom_imports.'
     )
 
 

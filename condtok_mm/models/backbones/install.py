@@ -9,6 +9,7 @@ from mmengine.logging import MessageHub, print_log
 from torch import nn
 
 from ...conditioning import ScaleControl, TokenConditioner, attach_conditioner
+from ...conditioning.arguments import check_choice, check_type, shown
 from ...datasets.checks import padding_conflicts
 
 TYPES = {kind.__name__: kind for kind in (TokenConditioner, ScaleControl)}
@@ -37,11 +38,13 @@ def install_conditioner(
         print_log(f'{name}: no conditioner, stock tokens.', logger='current')
         return
     if isinstance(conditioner, dict):
+        for key in conditioner:
+            check_type('a key of conditioner', key, str, 'the name of an argument')
         conditioner = build_conditioner(**conditioner)
     elif not isinstance(conditioner, TokenConditioner):
         raise TypeError(
             'conditioner must be a dict of the arguments of TokenConditioner, a '
-            f'TokenConditioner or None, but got {conditioner!r}.'
+            f'TokenConditioner or None, but got {shown(conditioner)}.'
         )
     attach_conditioner(backbone, conditioner, embed)
     if conditioner.pad_value is not None:
@@ -67,10 +70,7 @@ def build_conditioner(type: str = 'TokenConditioner', **kwargs) -> TokenConditio
         TypeError: If there is an unknown argument, or one has a wrong type.
         ValueError: If the type is unknown, or a value is out of range.
     """
-    if not isinstance(type, str) or type not in TYPES:
-        raise ValueError(
-            f"conditioner's type must be one of {', '.join(TYPES)}, but got {type!r}."
-        )
+    check_choice("conditioner's type", type, TYPES)
     known = inspect.signature(TokenConditioner).parameters
     if unknown := sorted(set(kwargs) - set(known)):
         raise TypeError(

@@ -9,7 +9,16 @@ from torch import Tensor, nn
 
 from ...checkpoints import MIN_MATCHED, install_checkpoint_reader
 from ...conditioning import TokenConditioner
+from ...conditioning.arguments import (
+    check_choice,
+    check_flag,
+    check_integer,
+    check_integers,
+    check_number,
+    check_type,
+)
 from ...registry import register
+from ..arguments import check_heads, stock_arguments
 from .cpu_kernels import WindowAttention, usable, watched
 from .install import install_conditioner
 from .layers import ChunkedFFN, InPlaceOf, ScaledDropPath
@@ -141,7 +150,7 @@ class CondTokSwinTransformer(SwinTransformer):
         **kwargs: Keyword arguments of ``mmdet.models.SwinTransformer``.
 
     Raises:
-        TypeError: If an argument of the conditioner has a wrong type or name.
+        TypeError: If an argument, or one of the conditioner, has a wrong type or name.
         ValueError: If one is out of range.
     """
 
@@ -153,10 +162,8 @@ class CondTokSwinTransformer(SwinTransformer):
         min_matched: float = MIN_MATCHED,
         **kwargs,
     ) -> None:
-        if attn not in ATTENTIONS:
-            raise ValueError(
-                f'attn must be one of {", ".join(ATTENTIONS)}, but got {attn!r}.'
-            )
+        check_choice('attn', attn, ATTENTIONS)
+        _check(stock_arguments(SwinTransformer, args, kwargs))
         super().__init__(*args, **kwargs)
         if attn == 'fused':
             self._fuse()
@@ -189,3 +196,33 @@ class CondTokSwinTransformer(SwinTransformer):
         """
         super().train(mode)
         return self
+
+
+def _check(arguments: dict) -> None:
+    """Raise unless arguments of the stock class go together."""
+    depths, heads, strides = (
+        arguments[name] for name in ('depths', 'num_heads', 'strides')
+    )
+    check_integers('depths', depths, 1)
+    stages = len(depths)
+    for name, values in (('num_heads', heads), ('strides', strides)):
+        check_integers(name, values, 1)
+        if len(values) < stages:
+            raise ValueError(
+                f'{name} must hold an integer for each of {stages} stages, but got '
+                f'{values}.'
+            )
+    check_integers('out_indices', arguments['out_indices'], 0, stages - 1)
+    check_integer('frozen_stages', arguments['frozen_stages'], -1, stages)
+    check_flag('convert_weights', arguments['convert_weights'])
+    if arguments['pretrained'] is not None:
+        check_type('pretrained', arguments['pretrained'], str, 'a file or None')
+    if arguments['qk_scale'] is not None:
+        check_number('qk_scale', arguments['qk_scale'], '(0, inf)')
+    if strides[0] != arguments['patch_size']:
+        raise ValueError(
+            f'strides[0] must be patch_size={arguments["patch_size"]}, but got '
+            f'{strides[0]}.'
+        )
+    for stage in range(stages):
+        check_heads(arguments['embed_dims'] * 2**stage, heads[stage])

@@ -15,7 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from ...checkpoints import MIN_MATCHED, install_checkpoint_reader
 from ...checkpoints.resizing import resize_absolute_positions
 from ...conditioning import TokenConditioner
+from ...conditioning.arguments import check_integer, check_integers, shown
 from ...registry import register
+from ..arguments import check_arguments, check_heads, check_init_cfg
 from .cpu_kernels import GridAttention, usable
 from .install import install_conditioner
 from .layers import ChunkedFFN, ScaledDropPath, depth_of
@@ -225,7 +227,7 @@ class CondTokViT(BaseModule):
         init_cfg (dict, optional): Initialisation. Defaults to None.
 
     Raises:
-        TypeError: If an argument of the conditioner has a wrong type or name.
+        TypeError: If an argument, or one of the conditioner, has a wrong type or name.
         ValueError: If an argument is out of range.
     """
 
@@ -251,23 +253,30 @@ class CondTokViT(BaseModule):
         min_matched: float = MIN_MATCHED,
         init_cfg: dict | None = None,
     ) -> None:
+        check_init_cfg('init_cfg', init_cfg)
         super().__init__(init_cfg)
         arch = arch_settings(arch)
+        check_arguments(
+            dict(
+                img_size=img_size,
+                patch_size=patch_size,
+                in_channels=in_channels,
+                drop_rate=drop_rate,
+                drop_path_rate=drop_path_rate,
+                qkv_bias=qkv_bias,
+                patch_norm=patch_norm,
+                use_abs_pos=use_abs_pos,
+                use_rel_pos=use_rel_pos,
+                window_size=window_size,
+                act_cfg=act_cfg,
+                norm_cfg=norm_cfg,
+                with_cp=with_cp,
+            )
+        )
+        check_integer('frozen_stages', frozen_stages, -1, arch['num_layers'])
         self.embed_dims = arch['embed_dims']
         self.num_layers = arch['num_layers']
         self.with_cp = with_cp
-        if not -1 <= frozen_stages <= self.num_layers:
-            raise ValueError(
-                f'frozen_stages must lie in [-1, {self.num_layers}], but got '
-                f'{frozen_stages}.'
-            )
-        if not 0 <= drop_path_rate < 1:
-            raise ValueError(
-                f'drop_path_rate must lie in [0, 1), but got {drop_path_rate}.'
-            )
-        for name, value in (('patch_size', patch_size), ('window_size', window_size)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f'{name} must be an integer >= 1, but got {value!r}.')
         self.frozen_stages = frozen_stages
         self.out_indices = _out_indices(out_indices, self.num_layers)
 
@@ -403,46 +412,38 @@ def arch_settings(arch: str | dict) -> dict:
         ValueError: If a name or a key is unknown, or a value out of range.
     """
     if not isinstance(arch, dict):
-        if arch not in ARCHS:
+        if not isinstance(arch, str) or arch not in ARCHS:
             raise ValueError(
-                f'arch must be one of {", ".join(ARCHS)} or a dict, but got {arch!r}.'
+                f'arch must be one of {", ".join(ARCHS)} or a dict, but got '
+                f'{shown(arch)}.'
             )
         arch = ARCHS[arch]
     unknown = set(arch) - set(ARCH_KEYS)
     missing = set(ARCH_KEYS[:3]) - set(arch)
     if unknown or missing:
         raise ValueError(
-            f'arch lacks {sorted(missing)} and has the unknown {sorted(unknown)}; its '
+            f'arch lacks {sorted(missing)} and has the unknown '
+            f'{sorted(map(str, unknown))}; its '
             f'keys are {", ".join(ARCH_KEYS)}, the last two optional.'
         )
+    check_arguments(arch, 'arch.')
+    check_integer('arch.num_heads', arch['num_heads'], 1)
     depth = arch['num_layers']
-    if depth < 1:
-        raise ValueError(f'num_layers must be at least 1, but got {depth}.')
     quarter = max(depth // 4, 1)
     arch = dict(
         feedforward_channels=4 * arch['embed_dims'],
         global_attn_indexes=tuple(range(quarter - 1, depth, quarter)),
     ) | dict(arch)
-    if arch['embed_dims'] % arch['num_heads']:
-        raise ValueError(
-            f'embed_dims={arch["embed_dims"]} is not a multiple of '
-            f'num_heads={arch["num_heads"]}.'
-        )
-    outside = [i for i in arch['global_attn_indexes'] if not 0 <= i < depth]
-    if outside:
-        raise ValueError(
-            f'global_attn_indexes must lie in [0, {depth - 1}], but got {outside}.'
-        )
+    check_heads(arch['embed_dims'], arch['num_heads'])
+    if arch['global_attn_indexes'] not in ((), []):
+        indexes = arch['global_attn_indexes']
+        check_integers('arch.global_attn_indexes', indexes, 0, depth - 1)
     return arch
 
 
 def _out_indices(indices: int | Sequence[int], depth: int) -> tuple[int, ...]:
-    indices = (indices,) if isinstance(indices, int) else tuple(indices)
-    outside = [index for index in indices if not -depth <= index < depth]
-    if outside:
-        raise ValueError(
-            f'out_indices must lie in [{-depth}, {depth - 1}], but got {outside}.'
-        )
+    indices = (indices,) if isinstance(indices, int) else indices
+    check_integers('out_indices', indices, -depth, depth - 1)
     wanted = tuple(index % depth for index in indices)
     if len(set(wanted)) < len(wanted):
         raise ValueError(f'out_indices names a block twice: {indices}.')

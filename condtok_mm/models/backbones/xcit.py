@@ -13,7 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from ...checkpoints import MIN_MATCHED, install_checkpoint_reader
 from ...conditioning import TokenConditioner
+from ...conditioning.arguments import check_flag, check_integer, check_integers, shown
 from ...registry import register
+from ..arguments import check_arguments, check_heads, stock_arguments
 from .install import install_conditioner
 from .layers import depth_of, statistics_kept
 
@@ -61,7 +63,7 @@ class CondTokXCiT(XCiT):
             out_type.
 
     Raises:
-        TypeError: If an argument of the conditioner has a wrong type or name.
+        TypeError: If an argument, or one of the conditioner, has a wrong type or name.
         ValueError: If an argument is out of range.
     """
 
@@ -78,26 +80,30 @@ class CondTokXCiT(XCiT):
         **kwargs,
     ) -> None:
         if not isinstance(arch, dict):
-            if arch not in ARCHS:
+            if not isinstance(arch, str) or arch not in ARCHS:
                 raise ValueError(
                     f'arch must be one of {", ".join(ARCHS)} or a dict, but got '
-                    f'{arch!r}.'
+                    f'{shown(arch)}.'
                 )
             arch = ARCHS[arch]
-        super().__init__(
+        if unknown := sorted(set(map(str, arch)) - set(ARCHS['tiny-12'])):
+            raise ValueError(
+                f'arch has the unknown {unknown}; its keys are '
+                f'{", ".join(ARCHS["tiny-12"])}.'
+            )
+        check_arguments(arch, 'arch.')
+        if repeated := sorted({'out_type', *arch} & set(kwargs)):
+            raise TypeError(f'CondTokXCiT takes no {", ".join(repeated)} beside arch.')
+        stock = dict(
             patch_size=patch_size,
             out_type='featmap',
             out_indices=(),
-            frozen_stages=frozen_stages,
             bn_norm_cfg=bn_norm_cfg,
-            **arch,
-            **kwargs,
         )
+        stock |= dict(frozen_stages=frozen_stages, **arch, **kwargs)
+        _check(stock_arguments(XCiT, (), stock), with_cp)
+        super().__init__(**stock)
         depth = len(self.xca_layers)
-        if not -1 <= frozen_stages <= depth:
-            raise ValueError(
-                f'frozen_stages must lie in [-1, {depth}], but got {frozen_stages}.'
-            )
         self.out_indices = _out_indices(out_indices, depth)
         self.with_cp = with_cp
         self.levels = _levels(self.embed_dims, patch_size, bn_norm_cfg)
@@ -194,13 +200,27 @@ def _levels(channels: int, patch_size: int, norm_cfg: dict) -> ModuleList:
 def _out_indices(indices: Sequence[int] | None, depth: int) -> tuple[int, ...]:
     if indices is None:
         indices = (depth // 3 - 1, depth // 2 - 1, 2 * depth // 3 - 1, depth - 1)
+    check_integers('out_indices', indices, 0, depth - 1, length=4)
     wanted = tuple(indices)
-    if len(wanted) != 4 or list(wanted) != sorted(set(wanted) & set(range(depth))):
+    if list(wanted) != sorted(set(wanted)):
         raise ValueError(
             f'out_indices must be four blocks of 0 to {depth - 1} in order, but got '
             f'{wanted}.'
         )
     return wanted
+
+
+def _check(arguments: dict, with_cp: bool) -> None:
+    """Raise unless arguments of the stock class go together."""
+    check_flag('with_cp', with_cp)
+    check_integer('arch.embed_dims', arguments['embed_dims'], 8)
+    check_integer('arch.num_heads', arguments['num_heads'], 1)
+    if arguments['patch_size'] not in (8, 16):
+        raise ValueError(
+            f'patch_size must be 16 or 8, but got {arguments["patch_size"]}.'
+        )
+    check_integer('frozen_stages', arguments['frozen_stages'], -1, arguments['depth'])
+    check_heads(arguments['embed_dims'], arguments['num_heads'])
 
 
 def _contexts(block: nn.Module) -> tuple[AbstractContextManager, ...]:

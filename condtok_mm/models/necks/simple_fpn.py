@@ -7,7 +7,9 @@ from mmcv.cnn import ConvModule, build_activation_layer, build_norm_layer
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor, nn
 
+from ...conditioning.arguments import check_integer
 from ...registry import register
+from ..arguments import check_arguments, check_init_cfg
 
 
 @register('MODELS')
@@ -28,7 +30,9 @@ class SimpleFPN(BaseModule):
         init_cfg (dict, optional): Initialisation. Defaults to None.
 
     Raises:
-        ValueError: If ``num_outs`` is below 4 or ``in_channels`` no multiple of 4.
+        TypeError: If an argument has a wrong type.
+        ValueError: If ``num_outs`` is below 4 or ``in_channels`` no multiple of 4,
+            or another argument is out of range.
     """
 
     def __init__(
@@ -40,10 +44,18 @@ class SimpleFPN(BaseModule):
         act_cfg: dict = dict(type='GELU'),
         init_cfg: dict | None = None,
     ) -> None:
+        check_init_cfg('init_cfg', init_cfg)
         super().__init__(init_cfg)
-        if num_outs < 4:
-            raise ValueError(f'num_outs must be at least 4, but got {num_outs}.')
-        if in_channels < 4 or in_channels % 4:
+        check_arguments(
+            dict(
+                in_channels=in_channels,
+                out_channels=out_channels,
+                norm_cfg=norm_cfg,
+                act_cfg=act_cfg,
+            )
+        )
+        check_integer('num_outs', num_outs, 4)
+        if in_channels % 4:
             raise ValueError(
                 f'in_channels must be a multiple of 4, but got {in_channels}.'
             )
