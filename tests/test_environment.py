@@ -90,11 +90,40 @@ def test_every_step_is_known_and_stands_behind_what_it_needs():
         assert all(names.index(need) < names.index(step) for need in needs)
 
 
-def test_tested_versions_are_those_of_the_requirements():
-    lines = (ROOT / 'requirements.txt').read_text().splitlines()
-    torch_version, torchvision_version = TESTED[False]
+REQUIREMENTS = {False: 'requirements.txt', True: 'tools/requirements-openmmlab.txt'}
+
+
+@pytest.mark.parametrize('original', [False, True])
+def test_tested_versions_are_those_of_the_requirements(original):
+    lines = (ROOT / REQUIREMENTS[original]).read_text().splitlines()
+    torch_version, torchvision_version = TESTED[original]
     assert f'torch=={torch_version}' in lines
     assert f'torchvision=={torchvision_version}' in lines
+
+
+@pytest.mark.parametrize('original', [False, True])
+def test_table_of_the_readme_names_the_versions_of_the_requirements(original):
+    table = (ROOT / 'README.md').read_text().partition('## Versions')[2]
+    rows = [line.split('|') for line in table.splitlines() if line.startswith('|')]
+    column = ' '.join(row[3 if original else 2] for row in rows)
+    lines = (ROOT / REQUIREMENTS[original]).read_text().splitlines()
+    pinned = dict(line.split('==') for line in lines if '==' in line)
+    for name in pinned.keys() - {'torchvision', 'setuptools', 'opencv-python'}:
+        assert pinned[name] in column.replace(',', ' ').split(), name
+
+
+@pytest.mark.parametrize('arguments', ['--stack', '--stack mmlab', '--stack=mmlab'])
+def test_a_stack_that_is_not_there_is_named(arguments):
+    done = subprocess.run(
+        ['bash', 'tools/run_tests.sh', *arguments.split()],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stdout == ''
+    assert 'mmlab' in done.stderr and 'onedl' in done.stderr
 
 
 def test_original_stack_without_pkg_resources():

@@ -1,8 +1,23 @@
 #!/usr/bin/env bash
-# Set up what the tests need, then run them. Arguments go to pytest.
+# Set up what the tests need, then run them.
+#
+# usage: run_tests.sh [--stack onedl|openmmlab] [PYTEST_ARGUMENT...]
+#
+# --stack comes first: the distribution of OpenMMLab to run on, as of setup_env.sh.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-python=$(bash "$root/tools/setup_env.sh")
+stack=()
+case "${1:-}" in
+    --stack)
+        stack=("${@:1:2}")
+        shift "${#stack[@]}"
+        ;;
+    --stack=*)
+        stack=(--stack "${1#--stack=}")
+        shift
+        ;;
+esac
+python=$(bash "$root/tools/setup_env.sh" "${stack[@]}")
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 needed='hypothesis, onnx, onnxruntime, onnxscript, pytest, ruff, safetensors, timm'
 if ! "$python" -c "import $needed" 2>/dev/null; then
