@@ -13,7 +13,7 @@ import pytest
 import torch
 from mmengine.logging import HistoryBuffer
 
-from condtok_mm._stack import release
+from condtok_mm._stack import DISTRIBUTIONS, installed, release
 from condtok_mm.environment.facts import Facts, plain, table, try_steps
 from condtok_mm.environment.findings import covers, find
 from condtok_mm.environment.probes import NEEDS, STEPS
@@ -400,9 +400,12 @@ def test_broken_mmcv_and_both_stacks(tmp_path):
     assert done.returncode == 1
     assert 'ERROR: mmcv does not run here (crashed (SIGSEGV)).' in done.stdout
     assert 'not tried, since mmcv failed' in done.stdout
-    metadata = tmp_path / 'mmengine-0.10.7.dist-info/METADATA'
+    one, other = DISTRIBUTIONS['mmengine']
+    if one not in installed()['mmengine']:
+        one, other = other, one
+    metadata = tmp_path / f'{other.replace("-", "_")}-0.10.7.dist-info/METADATA'
     metadata.parent.mkdir()
-    metadata.write_text('Name: mmengine\nVersion: 0.10.7\n')
+    metadata.write_text(f'Name: {other}\nVersion: 0.10.7\n')
     done = run(path=(tmp_path, ROOT))
     assert done.returncode == 1
     assert 'ERROR: onedl-mmengine and mmengine are both installed' in done.stdout

@@ -21,8 +21,10 @@ python=$(bash "$root/tools/setup_env.sh" "${stack[@]}")
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 needed='hypothesis, onnx, onnxruntime, onnxscript, pytest, ruff, safetensors, timm'
 if ! "$python" -c "import $needed" 2>/dev/null; then
+    # What is installed stays as it is: a newer NumPy would break the stack.
     # shellcheck disable=SC2086  # one name after the other
-    "$python" -m pip install -q ${needed//,/}
+    "$python" -m pip install -q ${needed//,/} \
+        -c <("$python" -m pip list --format=freeze --exclude-editable)
 fi
 cd "$root"
 exec "$python" -m pytest "$@"

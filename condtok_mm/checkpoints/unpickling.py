@@ -37,6 +37,8 @@ def allowed_globals() -> AbstractContextManager:
         _named(_History, f'{HistoryBuffer.__module__}.HistoryBuffer'),
         _named(_ndarray, 'numpy.ndarray'),
         _named(_statistic, 'builtins.getattr'),
+        _named(_empty_bytes, 'builtins.bytes'),
+        _named(_encode, '_codecs.encode'),
     ]
     for module in ('numpy.core.multiarray', 'numpy._core.multiarray'):
         found += [
@@ -116,6 +118,20 @@ def _statistic(owner: type, name: str):
     if owner is not _History or name not in STATISTICS:
         raise _refused(f'getattr({owner!r}, {name!r})')
     return getattr(HistoryBuffer, name)
+
+
+def _empty_bytes(*args) -> bytes:
+    """What ``bytes`` is called for in a pickle of protocol 2, and nothing else."""
+    if args:
+        raise _refused(f'bytes{args!r}')
+    return b''
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """Bytes as a pickle of protocol 2 holds them, and no other codec."""
+    if not isinstance(text, str) or encoding != 'latin1':
+        raise _refused(f'_codecs.encode to {encoding!r}')
+    return text.encode('latin1')
 
 
 def _refused(what: str) -> UnpicklingError:

@@ -112,6 +112,20 @@ class Call:
         return self.call
 
 
+def test_bytes_are_read_as_they_are_written(tmp_path):
+    content = dict(raw=b'\x00\xff', none=b'', history=HistoryBuffer())
+    torch.save(content, tmp_path / 'a.pth')
+    read = read_checkpoint(tmp_path / 'a.pth')
+    assert (read['raw'], read['none']) == (b'\x00\xff', b'')
+    assert [len(array) for array in read['history'].data] == [0, 0]
+
+
+def test_bytes_are_made_of_nothing_else(tmp_path):
+    torch.save(dict(a=Call(bytes, 1 << 40)), tmp_path / 'a.pth')
+    with pytest.raises(ValueError, match='is refused'):
+        read_checkpoint(tmp_path / 'a.pth')
+
+
 def test_numpy_makes_no_objects_out_of_bytes(tmp_path):
     """Called by a pickle, numpy.ndarray would take these bytes for a pointer."""
     pointer = np.array([0x4141414141414141], dtype='i8')

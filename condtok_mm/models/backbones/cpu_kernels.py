@@ -7,6 +7,7 @@ layer before its activation, of attention the queries, keys and values.
 
 import torch
 import torch.nn.functional as F
+import torch.nn.modules.module as hooked
 from mmcv.cnn.bricks.wrappers import Linear
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -52,7 +53,10 @@ def watched(module: nn.Module) -> bool:
             module._forward_pre_hooks,
             module._backward_hooks,
             module._backward_pre_hooks,
-            torch.nn.modules.module._has_any_global_hook(),
+            hooked._global_forward_hooks,
+            hooked._global_forward_pre_hooks,
+            hooked._global_backward_hooks,
+            hooked._global_backward_pre_hooks,
         )
     )
 
