@@ -13,6 +13,7 @@ from mmpretrain.models.backbones import XCiT
 from torch import nn
 
 import condtok_mm
+from condtok_mm.arguments import shown
 from condtok_mm.conditioning import (
     TokenConditioner,
     attach_conditioner,
@@ -20,7 +21,6 @@ from condtok_mm.conditioning import (
     condition_number,
     fold_conditioner,
 )
-from condtok_mm.conditioning.arguments import shown
 from condtok_mm.datasets import make_shapes
 from condtok_mm.engine import ConditionNumberHook, KappaWarmupHook
 from condtok_mm.engine.optimizers import layer_decay

@@ -9,7 +9,7 @@ from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from ..conditioning.arguments import check_number
+from ..arguments import check_number
 from .fitting import fit
 from .layouts import LAYOUTS
 from .reading import read_checkpoint

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from .arguments import check_type
+from ..arguments import check_type
 from .conditioner import TokenConditioner, cast_if_finite
 from .embedding import Embedding, read_embedding
 from .padding import valid_tokens

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from .arguments import check_type, shown
+from ..arguments import check_type, shown
 from .attach import conditioned_layer, detach_conditioner
 from .conditioner import TokenConditioner
 from .controls import ScaleControl

@@ -5,7 +5,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from .arguments import check_choice, check_flag, check_number, check_pad_value
+from ..arguments import check_choice, check_flag, check_number, check_pad_value
 from .polar import GRAM_RTOL, SOLVERS, choose_solver, compute_dtype, polar_factor
 from .spectrum import check_tokens, default_rtol, entry_scale, largest_entry
 

@@ -1,4 +1,7 @@
-"""What an embedding layer returns: the tokens in it, and how they lie on the image."""
+"""What an embedding layer returns: the tokens in it, and how they lie on the image.
+
+Types are told apart by tuples and not by unions, which break a graph of torch 2.4.
+"""
 
 from dataclasses import dataclass
 
@@ -82,7 +85,7 @@ def read_embedding(layer: nn.Module, images: Tensor, output) -> Embedding:
     Raises:
         ValueError: If there are no tokens in it.
     """
-    parts = output if isinstance(output, tuple | list) else (output,)
+    parts = output if isinstance(output, (tuple, list)) else (output,)
     embedded = next((p for p in parts if torch.is_tensor(p) and p.dim() > 2), None)
     if embedded is None:
         kinds = ', '.join(
@@ -119,7 +122,7 @@ def total_stride(layer: nn.Module) -> tuple[int, int]:
     """
     rows, columns = 1, 1
     for module in layer.modules():
-        if isinstance(module, nn.Conv2d | nn.Unfold):
+        if isinstance(module, (nn.Conv2d, nn.Unfold)):
             stride = module.stride
             row, column = stride if isinstance(stride, tuple) else (stride, stride)
             rows, columns = rows * row, columns * column
@@ -128,7 +131,7 @@ def total_stride(layer: nn.Module) -> tuple[int, int]:
 
 def _told_grid(parts: tuple | list) -> tuple[int, int] | None:
     """A pair, or two numbers, next to the tokens."""
-    pairs = [part for part in parts if isinstance(part, tuple | list)]
+    pairs = [part for part in parts if isinstance(part, (tuple, list))]
     pairs.append([part for part in parts if isinstance(part, int)])
     return next((tuple(pair) for pair in pairs if len(pair) == 2), None)
 

@@ -48,7 +48,7 @@ def valid_tokens(
             f'a grid of {rows} x {columns} tokens does not fit images of '
             f'{height} x {width} pixels.'
         )
-    values = [pad_value] if isinstance(pad_value, int | float) else list(pad_value)
+    values = [pad_value] if isinstance(pad_value, (int, float)) else list(pad_value)
     if len(values) not in (1, channels):
         raise ValueError(
             f'pad_value must be one number or one for each of the {channels} channels, '

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from .arguments import check_number
+from ..arguments import check_number
 from .polar import GRAM_RTOL, SPECTRA
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from pycocotools import mask as mask_utils
 from rich.progress import track
 
-from ..conditioning.arguments import check_flag, check_integer, check_type
+from ..arguments import check_flag, check_integer, check_type
 
 
 def _ring(radii: list[float], start: float = 0.0) -> np.ndarray:

@@ -6,7 +6,7 @@ from functools import partial
 
 from mmcv.cnn import build_activation_layer, build_norm_layer
 
-from ..conditioning.arguments import (
+from ..arguments import (
     check_flag,
     check_integer,
     check_number,

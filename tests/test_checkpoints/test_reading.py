@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -76,7 +77,7 @@ def test_importing_the_package_leaves_mmengines_readers_alone(tmp_path):
     ('needs', 'name'),
     [
         (argparse.Namespace(lr=1), 'argparse.Namespace'),
-        (slice(1, 2), 'slice'),
+        (slice(1, 2), r'(builtins\.)?slice'),
         (np.random.default_rng(0), 'numpy.random._pickle.__generator_ctor'),
     ],
 )
@@ -86,7 +87,7 @@ def test_other_classes_are_refused_by_name(needs, name, tmp_path):
         ValueError, match=r'is refused. If you trust its source'
     ) as error:
         read_checkpoint(tmp_path / 'a.pth')
-    assert f'needs {name};' in str(error.value)
+    assert re.search(f'needs {name};', str(error.value))
     command = shlex.split(str(error.value).split('secrets: ')[1])
     subprocess.run([sys.executable, *command[1:]], cwd=tmp_path, check=True)
     assert read_checkpoint(tmp_path / 'a.weights.pth')['model']['a'] == 1

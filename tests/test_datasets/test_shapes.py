@@ -47,7 +47,7 @@ def edges(bbox):
 def run_tool(*arguments):
     tool = REPOSITORY / 'tools' / 'dataset_converters' / 'make_shapes.py'
     return subprocess.run(
-        [sys.executable, tool, *map(str, arguments)],
+        [sys.executable, '-W', 'ignore', tool, *map(str, arguments)],
         env={**os.environ, 'PYTHONPATH': str(REPOSITORY)},
         capture_output=True,
         text=True,

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mmcv.cnn.bricks import DropPath
+from mmengine.dataset import InfiniteSampler
 from mmengine.evaluator import BaseMetric
 from mmengine.fileio import LocalBackend
 from mmengine.hooks import Hook
@@ -212,7 +213,6 @@ LOOPS = [
     (dict(world=2), 'epoch_1'),
     (dict(world=2, workers=1), 'epoch_1'),
     (ITERATION, 'iter_4'),
-    (dict(ITERATION, workers=2), 'iter_4'),
     (dict(ITERATION, checkpoint=dict(interval=4, save_begin=1)), 'iter_5'),
     (dict(ITERATION, checkpoint=BEST), 'iter_6'),
 ]
@@ -228,6 +228,18 @@ def test_killed_in_an_iteration(tmp_path, options, reached):
     log = run(killed, resume=True, **options)
     assert 'RandomStateHook: ' not in log
     assert same_weights(whole, killed)
+
+
+def test_workers_of_a_run_by_iterations(tmp_path):
+    """Where mmengine cannot skip what they have fetched, the run says so."""
+    whole, killed = tmp_path / 'whole', tmp_path / 'killed'
+    options = dict(ITERATION, workers=2)
+    run(whole, **options)
+    run(killed, killed=True, kill=SECOND_EPOCH, **options)
+    log = run(killed, resume=True, **options)
+    skips = hasattr(InfiniteSampler, 'skip')
+    assert ('RandomStateHook: with workers' in log) == (not skips)
+    assert same_weights(whole, killed) or not skips
 
 
 def test_without_the_hook_it_is_another_run(tmp_path):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from condtok_mm._stack import release
 from condtok_mm.conditioning import TokenConditioner
 from condtok_mm.models import CondTokSwinTransformer, CondTokViT
 
@@ -10,6 +11,10 @@ from ..conftest import photograph, randomise, relative_error
 
 VIT = dict(embed_dims=32, num_layers=2, num_heads=2)
 CONDITIONER = dict(floor=0.1)
+STOCK_BREAK = 'getfullargspec'
+"""What mmengine calls at each forward of an attention."""
+WHOLE = release(torch.__version__) >= (2, 5)
+"""Whether torch can have that in a graph."""
 
 
 def swin(**conditioner):
@@ -56,9 +61,11 @@ def test_backbones_compile_whole_and_give_the_same(build, batch):
     model = build()
     images = torch.stack([photograph(64, 96, seed) for seed in range(batch)])
     explained = torch._dynamo.explain(model)(images)
-    assert explained.graph_break_count == 0, explained.break_reasons
+    reasons = [reason.reason for reason in explained.break_reasons]
+    assert WHOLE or all(STOCK_BREAK in reason for reason in reasons), reasons
+    assert not (WHOLE and reasons), reasons
     torch._dynamo.reset()
-    compiled = torch.compile(model, backend='aot_eager', fullgraph=True)
+    compiled = torch.compile(model, backend='aot_eager', fullgraph=WHOLE)
 
     def run(function):
         model.zero_grad()
@@ -71,6 +78,7 @@ def test_backbones_compile_whole_and_give_the_same(build, batch):
         assert relative_error(mine, theirs) < 1e-4
 
 
+@pytest.mark.skipif(not WHOLE, reason=f'torch 2.4 breaks at {STOCK_BREAK}')
 @pytest.mark.parametrize('build', [swin, vit])
 def test_exported_graph_takes_any_size(build):
     model = build(solver='newton_schulz')

@@ -14,8 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from condtok_mm._stack import release
 from condtok_mm.engine.checked import load_config, load_detector
 
+MIN_TORCH = (2, 5)
 EXAMPLE_HW = (512, 768)
 """Size of the traced image. Every map has more than two windows on each side."""
 CHECKED = ((1, 1, 2), (2, 3, 4), (3, 5, 3), (1, 25, 42))
@@ -48,6 +50,12 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
+    if release(torch.__version__) < MIN_TORCH:
+        sys.exit(
+            f'exporting needs torch {".".join(map(str, MIN_TORCH))} or newer, but this '
+            f"is {torch.__version__}, which cannot trace mmengine's attention. Export "
+            'in an environment with the maintained stack, which reads the same files.'
+        )
     try:
         import onnxruntime  # noqa: PLC0415
         import onnxscript  # noqa: F401, PLC0415

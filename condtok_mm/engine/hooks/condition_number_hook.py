@@ -10,8 +10,8 @@ from mmengine.logging import print_log
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
+from ...arguments import check_integer, check_pad_value, check_type
 from ...conditioning import TokenConditioner
-from ...conditioning.arguments import check_integer, check_pad_value, check_type
 from ...conditioning.attach import ConditionedForward, conditioned_layer
 from ...conditioning.spectrum import (
     condition_over,

@@ -7,8 +7,8 @@ from mmengine.hooks.hook import DATA_BATCH
 from mmengine.logging import print_log
 from mmengine.runner import IterBasedTrainLoop, Runner
 
+from ...arguments import check_flag, shown
 from ...conditioning import TokenConditioner
-from ...conditioning.arguments import check_flag, shown
 from ...registry import register
 
 META_KEY = 'conditioner_strength'

@@ -2,6 +2,7 @@
 
 import logging
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -76,6 +77,7 @@ class RandomStateHook(Hook):
         loader.generator = torch.Generator()
         if self._resumed is not None:
             self._restore(runner, self._resumed)
+            _keep_states_while_skipping(runner)
         if loader.num_workers:
             self._batches = _Batches(loader.dataset, runner.seed)
             loader.dataset.__getitems__ = self._batches
@@ -175,6 +177,42 @@ class RandomStateHook(Hook):
             f'{len(_get_states()["cuda"])} GPUs each. They are seeded anew.'
         )
         _reseed(runner.seed, get_rank(), runner.iter)
+
+
+def _keep_states_while_skipping(runner: Runner) -> None:
+    """See to it that what is skipped draws nothing.
+
+    Where a run by iterations goes on, mmengine below 0.10.12 fetches the batches that
+    it has had, and whatever they draw, once more.
+    """
+    loop = runner.train_loop
+    iterator = getattr(loop, 'dataloader_iterator', None)
+    if iterator is not None and runner.iter and not hasattr(iterator, 'skip_iter'):
+        loop.dataloader_iterator = _Skipping(iterator, runner.iter)
+
+
+class _Skipping:
+    """Batches, the first of which leave the generators as they were.
+
+    Args:
+        batches (Iterator): The batches.
+        count (int): How many of them are skipped.
+    """
+
+    def __init__(self, batches: Iterator, count: int) -> None:
+        self._batches = batches
+        self._left = count
+        self._states = _get_states()
+
+    def __iter__(self) -> Iterator:
+        return self
+
+    def __next__(self) -> DATA_BATCH:
+        batch = next(self._batches)
+        if self._left:
+            self._left -= 1
+            _set_states(self._states)
+        return batch
 
 
 class _Batches:

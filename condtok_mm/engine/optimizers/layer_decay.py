@@ -4,7 +4,7 @@ from mmengine.logging import print_log
 from mmengine.optim import DefaultOptimWrapperConstructor
 from torch import nn
 
-from ...conditioning.arguments import check_flag, check_number, check_type
+from ...arguments import check_flag, check_number, check_type
 from ...registry import register
 from .layer_depth import layer_depths
 

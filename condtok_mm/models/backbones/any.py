@@ -8,9 +8,9 @@ from collections.abc import Callable
 from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
+from ...arguments import check_type, shown
 from ...checkpoints import MIN_MATCHED, install_checkpoint_reader
 from ...conditioning import TokenConditioner
-from ...conditioning.arguments import check_type, shown
 from ...registry import register
 from .install import install_conditioner
 

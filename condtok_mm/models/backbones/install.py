@@ -8,8 +8,8 @@ from mmengine.config import Config
 from mmengine.logging import MessageHub, print_log
 from torch import nn
 
+from ...arguments import check_choice, check_type, shown
 from ...conditioning import ScaleControl, TokenConditioner, attach_conditioner
-from ...conditioning.arguments import check_choice, check_type, shown
 from ...datasets.checks import padding_conflicts
 
 TYPES = {kind.__name__: kind for kind in (TokenConditioner, ScaleControl)}

@@ -7,9 +7,7 @@ from mmdet.models.backbones.swin import ShiftWindowMSA, SwinTransformer
 from mmdet.models.layers import PatchMerging
 from torch import Tensor, nn
 
-from ...checkpoints import MIN_MATCHED, install_checkpoint_reader
-from ...conditioning import TokenConditioner
-from ...conditioning.arguments import (
+from ...arguments import (
     check_choice,
     check_flag,
     check_integer,
@@ -17,6 +15,8 @@ from ...conditioning.arguments import (
     check_number,
     check_type,
 )
+from ...checkpoints import MIN_MATCHED, install_checkpoint_reader
+from ...conditioning import TokenConditioner
 from ...registry import register
 from ..arguments import check_heads, stock_arguments
 from .cpu_kernels import WindowAttention, usable, watched

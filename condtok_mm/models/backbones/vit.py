@@ -12,10 +12,10 @@ from mmengine.utils import to_2tuple
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ...arguments import check_integer, check_integers, shown
 from ...checkpoints import MIN_MATCHED, install_checkpoint_reader
 from ...checkpoints.resizing import resize_absolute_positions
 from ...conditioning import TokenConditioner
-from ...conditioning.arguments import check_integer, check_integers, shown
 from ...registry import register
 from ..arguments import check_arguments, check_heads, check_init_cfg
 from .cpu_kernels import GridAttention, usable

@@ -11,9 +11,9 @@ from mmpretrain.models.backbones.xcit import XCiT
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ...arguments import check_flag, check_integer, check_integers, shown
 from ...checkpoints import MIN_MATCHED, install_checkpoint_reader
 from ...conditioning import TokenConditioner
-from ...conditioning.arguments import check_flag, check_integer, check_integers, shown
 from ...registry import register
 from ..arguments import check_arguments, check_heads, stock_arguments
 from .install import install_conditioner

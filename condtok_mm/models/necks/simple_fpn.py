@@ -7,7 +7,7 @@ from mmcv.cnn import ConvModule, build_activation_layer, build_norm_layer
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor, nn
 
-from ...conditioning.arguments import check_integer
+from ...arguments import check_integer
 from ...registry import register
 from ..arguments import check_arguments, check_init_cfg
 
