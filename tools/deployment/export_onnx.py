@@ -50,12 +50,6 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    if release(torch.__version__) < MIN_TORCH:
-        sys.exit(
-            f'exporting needs torch {".".join(map(str, MIN_TORCH))} or newer, but this '
-            f"is {torch.__version__}, which cannot trace mmengine's attention. Export "
-            'in an environment with the maintained stack, which reads the same files.'
-        )
     try:
         import onnxruntime  # noqa: PLC0415
         import onnxscript  # noqa: F401, PLC0415
@@ -75,6 +69,12 @@ def main() -> None:
     register_all_modules()
     cfg = load_config(args.config, args.cfg_options)
     detector = load_detector(cfg, args.checkpoint, 'cpu')
+    if release(torch.__version__) < MIN_TORCH:
+        sys.exit(
+            f'exporting needs torch {".".join(map(str, MIN_TORCH))} or newer, but this '
+            f"is {torch.__version__}, which cannot trace mmengine's attention. Export "
+            'in an environment with the maintained stack, which reads the same files.'
+        )
     model = Features(detector).eval()
     use_products_only(model.backbone)
     export(model, out, args.size_divisor)
