@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from itertools import combinations
@@ -47,7 +48,7 @@ def edges(bbox):
 def run_tool(*arguments):
     tool = REPOSITORY / 'tools' / 'dataset_converters' / 'make_shapes.py'
     return subprocess.run(
-        [sys.executable, '-W', 'ignore', tool, *map(str, arguments)],
+        [sys.executable, tool, *map(str, arguments)],
         env={**os.environ, 'PYTHONPATH': str(REPOSITORY)},
         capture_output=True,
         text=True,
@@ -297,7 +298,9 @@ def test_tool_refuses_in_one_sentence(tmp_path):
     (tmp_path / 'notes.txt').write_text('mine')
     for run in (run_tool(tmp_path), run_tool(tmp_path / 'set', '--num-val', 0)):
         assert run.returncode == 1
-        assert len(run.stderr.splitlines()) == 1
+        # torch 2.4 warns, with its line of code, when mmengine is imported.
+        said = re.sub(r'.*DeprecationWarning.*\n  .*\n', '', run.stderr)
+        assert len(said.splitlines()) == 1
         assert 'Traceback' not in run.stderr
     assert contents(tmp_path) == {'notes.txt': b'mine'}
 
